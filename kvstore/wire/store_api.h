@@ -1,0 +1,167 @@
+// Control of a store node: sessions, lookup, reservation, release, figures. Bytes travel on the data
+// plane (kvstore/transport). One interface; implemented by the node (kvstore/node) and by the gRPC
+// client stub (store_rpc.h), which also serves an implementation. All calls are thread-safe; a stub's
+// call ends by its deadline with a typed status.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/base/ids.h"
+#include "kernels/base/limits.h"
+#include "kernels/layout/geometry.h"
+#include "kvstore/index/block_key.h"
+#include "kvstore/wire/ticket.h"
+#include "kvstore/wire/version.h"
+
+namespace kvt {
+
+struct OpenSessionRequest {
+  NodeName worker;
+  BootEpoch worker_epoch;
+  WireVersionRange versions;
+  Geometry geometry;
+  std::string model_fingerprint;
+  std::string numerics_id;
+};
+
+struct OpenSessionReply {
+  SessionId session;
+  std::string secret;  // 16 bytes: presented when attaching a data channel
+  uint32_t wire_version = 0;
+  absl::Duration lease;
+  BootEpoch store_epoch;
+  std::string host_id;         // equal ids share a host (kernel boot id): shared memory is possible
+  std::string ucx_address;     // "host:port"; empty when the store serves none
+  std::string shm_socket;      // Unix socket path; empty when the store serves none
+  std::string ucx_settings;    // compared at attach
+};
+
+// What identifies a block: its key and the 16 (or fewer: private tail) token ids, compared on a hit.
+struct BlockName {
+  BlockKey key;
+  BlockKey parent;
+  std::vector<int32_t> tokens;  // 1..16
+  Provenance provenance = Provenance::kExact;
+  bool ticket_private = false;  // partial tail, or approximate while its ticket lives
+};
+
+// Where a pinned or reserved block lies at the store.
+struct BlockPlace {
+  uint64_t handle = 0;       // record index and generation, opaque outside the store
+  uint64_t base_offset = 0;      // in the arena mapping, for same-host readers; kNoOffset: plane absent
+  uint64_t residual_offset = 0;
+  // Per plane, per slice (layer * kv_heads + head); empty in replies to Reserve.
+  std::vector<uint64_t> base_checksums;
+  std::vector<uint64_t> residual_checksums;
+};
+inline constexpr uint64_t kNoOffset = UINT64_MAX;
+
+enum class BlockPresence : uint8_t { kAbsent = 0, kBaseOnly = 1, kExact = 2 };
+
+struct LookupRequest {
+  SessionId session;
+  SignedTicket ticket;
+  std::vector<BlockName> blocks;
+};
+// Found blocks are pinned under the ticket, atomically with the answer.
+struct LookupReply {
+  struct Block {
+    BlockPresence presence = BlockPresence::kAbsent;
+    BlockPlace place;
+  };
+  std::vector<Block> blocks;  // as asked
+};
+
+struct ReserveRequest {
+  SessionId session;
+  SignedTicket ticket;
+  std::vector<BlockName> blocks;
+  uint32_t output_blocks = 0;  // room kept for what decoding will write, not yet named
+};
+// All or nothing; ResourceExhausted (retryable) when there is no room after eviction.
+struct ReserveReply {
+  struct Block {
+    bool already_sealed = false;  // another writer was first: `place` is pinned, nothing to push
+    BlockPlace place;
+  };
+  std::vector<Block> blocks;
+};
+
+struct SealRequest {
+  SessionId session;
+  TicketRef ticket;
+  std::vector<uint64_t> handles;
+};
+// A block seals by itself when its last slice arrives; this asks how it ended.
+struct SealReply {
+  enum class Outcome : uint8_t { kSealed = 0, kIncomplete = 1, kWinnerElsewhere = 2, kLost = 3 };
+  struct Block {
+    Outcome outcome = Outcome::kLost;
+    uint64_t handle = 0;  // the winner's, pinned, for kWinnerElsewhere
+  };
+  std::vector<Block> blocks;
+};
+
+struct ReleaseRequest {
+  SessionId session;
+  TicketRef ticket;
+};
+
+struct RenewRequest {
+  SessionId session;
+  std::vector<TicketRef> live;  // what is not listed is let go
+};
+struct RenewReply {
+  absl::Duration lease;  // from when the caller asked
+};
+
+// What `kvtide tier` shows; from the allocator and the index, never estimated.
+struct StoreStats {
+  NodeName name;
+  BootEpoch epoch;
+  uint64_t capacity_bytes = 0;
+  uint64_t used_bytes = 0;  // records handed out, any state
+  std::array<uint64_t, kPlanes> resident_bytes{};  // sealed, by plane
+  uint64_t reserved_bytes = 0;
+  uint64_t writing_bytes = 0;
+  uint64_t evicting_bytes = 0;
+  uint64_t blocks = 0;
+  uint64_t pinned_blocks = 0;
+  uint64_t pins = 0;  // (ticket, block) pairs
+  uint64_t in_flight = 0;  // records under a running send
+  uint64_t output_reserved_blocks = 0;
+  uint64_t sessions = 0;
+  uint64_t tickets = 0;
+  uint64_t lookups = 0;
+  uint64_t lookup_blocks = 0;
+  uint64_t hit_blocks = 0;
+  uint64_t base_only_blocks = 0;
+  uint64_t evicted_blocks = 0;
+  uint64_t refused = 0;
+  uint64_t pulled_bytes = 0;
+  uint64_t pushed_bytes = 0;
+  uint64_t checksum_failures = 0;
+};
+
+class StoreApi {
+ public:
+  virtual ~StoreApi() = default;
+  virtual absl::StatusOr<OpenSessionReply> OpenSession(const OpenSessionRequest& request) = 0;
+  virtual absl::StatusOr<RenewReply> Renew(const RenewRequest& request) = 0;
+  // NotFound: no such session (a store that restarted, a lease that ended).
+  virtual absl::StatusOr<LookupReply> Lookup(const LookupRequest& request) = 0;
+  virtual absl::StatusOr<ReserveReply> Reserve(const ReserveRequest& request) = 0;
+  virtual absl::StatusOr<SealReply> Seal(const SealRequest& request) = 0;
+  // Drops the ticket's pins and unsealed reservations in this session. Idempotent.
+  virtual absl::Status Release(const ReleaseRequest& request) = 0;
+  virtual absl::Status CloseSession(SessionId session) = 0;
+  virtual absl::StatusOr<StoreStats> Stats() = 0;
+};
+
+}  // namespace kvt
