@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Sets up (packages, model) and runs all tests: the second command of the README, and what CI calls.
+#   tests/run.sh                 everything, release build
+#   tests/run.sh -R REGEX        only the tests whose names match (any ctest option is passed on)
+# Environment: KVT_PRESET (release | debug | asan | tsan), KVT_JOBS (parallel compile jobs).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+preset=${KVT_PRESET:-release}
+jobs=${KVT_JOBS:-$(nproc)}
+step() { printf '\n=== [%(%H:%M:%S)T] %s\n' -1 "$*"; }
+
+step "packages"
+deploy/install_deps.sh
+step "model"
+deploy/fetch_model.sh
+step "configure ($preset)"
+cmake --preset "$preset" >build-configure.log 2>&1 || { cat build-configure.log; exit 1; }
+rm -f build-configure.log
+step "build"
+cmake --build --preset "$preset" -j "$jobs" | tail -n 3
+step "tests"
+export UCX_NET_DEVICES=lo
+ctest --test-dir "build/$preset" --output-on-failure --no-tests=error "$@"
