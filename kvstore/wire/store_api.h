@@ -62,6 +62,14 @@ struct BlockPlace {
 };
 inline constexpr uint64_t kNoOffset = UINT64_MAX;
 
+// A block handle is (generation << 32) | block index. The data plane names a block's two records
+// (kvstore/transport/piece.h, RecordHandle) by the same generation and index 2 * block + plane, so a
+// RESIDUAL plane is only ever joined with the BASE plane of the same generation.
+constexpr uint64_t PlaneRecordHandle(uint64_t block_handle, Plane plane) {
+  return (block_handle & 0xFFFF'FFFF'0000'0000u) |
+         ((block_handle & 0x7FFF'FFFFu) << 1 | static_cast<uint64_t>(plane));
+}
+
 enum class BlockPresence : uint8_t { kAbsent = 0, kBaseOnly = 1, kExact = 2 };
 
 struct LookupRequest {
