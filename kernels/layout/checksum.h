@@ -21,7 +21,7 @@ namespace kvt {
 
 [[nodiscard]] uint64_t SliceChecksum(const void* bytes, size_t size, uint64_t seed);
 
-// Copies `size` bytes (a multiple of 64; both ends 64-byte aligned when `streaming`) and returns
+// Copies `size` bytes (a multiple of 64; `dst` 64-byte aligned when `streaming`) and returns
 // the checksum of what was copied. Streaming stores need one StreamingFence() per batch.
 [[nodiscard]] uint64_t CopyWithChecksum(void* dst, const void* src, size_t size, uint64_t seed,
                                         bool streaming);
