@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +42,8 @@ struct KeyDomain {
   std::string salt;    // adapter
 };
 
+class KeyMac;
+
 // Computes keys along a sequence. Thread-safe; cheap to copy.
 class KeyChain {
  public:
@@ -56,7 +59,7 @@ class KeyChain {
   [[nodiscard]] std::vector<BlockKey> Prefix(absl::Span<const int32_t> tokens) const;
 
  private:
-  std::string secret_;
+  std::shared_ptr<const KeyMac> mac_;
   BlockKey root_;
 };
 

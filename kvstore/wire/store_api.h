@@ -1,7 +1,7 @@
-// Control of a store node: sessions, lookup, reservation, release, figures. Bytes travel on the data
-// plane (kvstore/transport). One interface; implemented by the node (kvstore/node) and by the gRPC
-// client stub (store_rpc.h), which also serves an implementation. All calls are thread-safe; a stub's
-// call ends by its deadline with a typed status.
+// Control of a store node: sessions, lookup, reservation, release, figures. Bytes travel on the
+// data plane (kvstore/transport). One interface; implemented by the node (kvstore/node) and by the
+// gRPC client stub (store_rpc.h), which also serves an implementation. All calls are thread-safe; a
+// stub's call ends by its deadline with a typed status.
 #pragma once
 
 #include <array>
@@ -15,7 +15,8 @@
 #include "kernels/base/ids.h"
 #include "kernels/base/limits.h"
 #include "kernels/layout/geometry.h"
-#include "kvstore/index/block_key.h"
+#include "kvstore/index/block_handle.h"
+#include "kvstore/index/block_name.h"
 #include "kvstore/wire/ticket.h"
 #include "kvstore/wire/version.h"
 
@@ -36,25 +37,18 @@ struct OpenSessionReply {
   uint32_t wire_version = 0;
   absl::Duration lease;
   BootEpoch store_epoch;
-  std::string host_id;         // equal ids share a host (kernel boot id): shared memory is possible
-  std::string ucx_address;     // "host:port"; empty when the store serves none
-  std::string shm_socket;      // Unix socket path; empty when the store serves none
-  std::string ucx_settings;    // compared at attach
-};
-
-// What identifies a block: its key and the 16 (or fewer: private tail) token ids, compared on a hit.
-struct BlockName {
-  BlockKey key;
-  BlockKey parent;
-  std::vector<int32_t> tokens;  // 1..16
-  Provenance provenance = Provenance::kExact;
-  bool ticket_private = false;  // partial tail, or approximate while its ticket lives
+  std::string host_id;       // equal ids share a host (kernel boot id): shared memory is possible
+  std::string ucx_address;   // "host:port"; empty when the store serves none
+  std::string shm_socket;    // Unix socket path; empty when the store serves none
+  std::string ucx_settings;  // compared at attach
 };
 
 // Where a pinned or reserved block lies at the store.
 struct BlockPlace {
-  uint64_t handle = 0;       // record index and generation, opaque outside the store
-  uint64_t base_offset = 0;      // in the arena mapping, for same-host readers; kNoOffset: plane absent
+  // The data plane's record handles are RecordHandleOf(handle, plane)
+  // (kvstore/index/block_handle.h).
+  uint64_t handle = 0;
+  uint64_t base_offset = 0;  // in the arena mapping, for same-host readers; kNoOffset: plane absent
   uint64_t residual_offset = 0;
   // Per plane, per slice (layer * kv_heads + head); empty in replies to Reserve.
   std::vector<uint64_t> base_checksums;
@@ -90,7 +84,9 @@ struct ReserveRequest {
   SessionId session;
   SignedTicket ticket;
   std::vector<BlockName> blocks;
-  uint32_t output_blocks = 0;  // room kept for what decoding will write, not yet named
+  // Room kept for what decoding will write, not yet named: after the call the ticket, over all its
+  // sessions, holds at least so much here. Blocks that are named later use it up first.
+  uint32_t output_blocks = 0;
 };
 // All or nothing; ResourceExhausted (retryable) when there is no room after eviction.
 struct ReserveReply {
@@ -123,7 +119,8 @@ struct ReleaseRequest {
 
 struct RenewRequest {
   SessionId session;
-  std::vector<TicketRef> live;  // what is not listed is let go
+  // What is not listed is let go: list a ticket before its first Lookup or Reserve is sent.
+  std::vector<TicketRef> live;
 };
 struct RenewReply {
   absl::Duration lease;  // from when the caller asked
@@ -134,14 +131,14 @@ struct StoreStats {
   NodeName name;
   BootEpoch epoch;
   uint64_t capacity_bytes = 0;
-  uint64_t used_bytes = 0;  // records handed out, any state
+  uint64_t used_bytes = 0;                         // records handed out, any state
   std::array<uint64_t, kPlanes> resident_bytes{};  // sealed, by plane
   uint64_t reserved_bytes = 0;
   uint64_t writing_bytes = 0;
   uint64_t evicting_bytes = 0;
   uint64_t blocks = 0;
   uint64_t pinned_blocks = 0;
-  uint64_t pins = 0;  // (ticket, block) pairs
+  uint64_t pins = 0;       // (ticket, block) pairs
   uint64_t in_flight = 0;  // records under a running send
   uint64_t output_reserved_blocks = 0;
   uint64_t sessions = 0;
