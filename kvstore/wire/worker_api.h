@@ -111,7 +111,9 @@ struct AttachRequest {
   uint64_t from_token = 0;  // index among the output tokens
 };
 
-// Returns false when the receiver is gone: stop producing.
+// Returns false when the receiver is gone: stop producing. An implementation calls its sink at least
+// once a second while a stream runs (kProgress, or a TokenEvent without tokens, when there is
+// nothing new), so that a receiver that vanished is noticed and a server can shut down.
 using PrefillSink = std::function<bool(const PrefillEvent&)>;
 using TokenSink = std::function<bool(const TokenEvent&)>;
 

@@ -1,0 +1,201 @@
+#include "kvstore/wire/worker_convert.h"
+
+#include "kernels/base/check.h"
+
+namespace kvt::rpc {
+namespace {
+
+template <typename Field>
+void CopyTokens(const std::vector<int32_t>& from, Field* to) {
+  to->Reserve(static_cast<int>(from.size()));
+  for (const int32_t token : from) to->Add(token);
+}
+
+void ToWire(const SamplingParams& from, kvtide::SamplingParams* to) {
+  to->set_temperature(from.temperature);
+  to->set_top_k(from.top_k);
+  to->set_top_p(from.top_p);
+  to->set_seed(from.seed);
+}
+
+SamplingParams FromWire(const kvtide::SamplingParams& from) {
+  SamplingParams to;
+  to.temperature = from.temperature();
+  to.top_k = from.top_k();
+  to.top_p = from.top_p();
+  to.seed = from.seed();
+  return to;
+}
+
+void ToWire(const PrefillFigures& from, kvtide::PrefillFigures* to) {
+  to->set_prompt_tokens(from.prompt_tokens);
+  to->set_reused_tokens(from.reused_tokens);
+  to->set_computed_tokens(from.computed_tokens);
+  to->set_pulled_bytes(from.pulled_bytes);
+  to->set_pull_bursts(from.pull_bursts);
+  to->set_pushed_bytes(from.pushed_bytes);
+  to->set_push_bursts(from.push_bursts);
+  to->set_saturated_values(from.saturated_values);
+  to->set_queued_ns(ToNs(from.queued));
+  to->set_compute_ns(ToNs(from.compute));
+  to->set_hand_over_ns(ToNs(from.hand_over));
+}
+
+PrefillFigures FromWire(const kvtide::PrefillFigures& from) {
+  PrefillFigures to;
+  to.prompt_tokens = from.prompt_tokens();
+  to.reused_tokens = from.reused_tokens();
+  to.computed_tokens = from.computed_tokens();
+  to.pulled_bytes = from.pulled_bytes();
+  to.pull_bursts = from.pull_bursts();
+  to.pushed_bytes = from.pushed_bytes();
+  to.push_bursts = from.push_bursts();
+  to.saturated_values = from.saturated_values();
+  to.queued = FromNs(from.queued_ns());
+  to.compute = FromNs(from.compute_ns());
+  to.hand_over = FromNs(from.hand_over_ns());
+  return to;
+}
+
+void ToWire(const DecodeFigures& from, kvtide::DecodeFigures* to) {
+  to->set_output_tokens(from.output_tokens);
+  to->set_pulled_bytes(from.pulled_bytes);
+  to->set_pull_bursts(from.pull_bursts);
+  to->set_blocks_pulled(from.blocks_pulled);
+  to->set_block_bytes(from.block_bytes);
+  to->set_write_back_bytes(from.write_back_bytes);
+  to->set_prompt_tokens_computed(from.prompt_tokens_computed);
+  to->set_recomputed_suffixes(from.recomputed_suffixes);
+  rpc::ToWire(from.computed, to->mutable_computed());
+  to->set_admission_ns(ToNs(from.admission));
+}
+
+DecodeFigures FromWire(const kvtide::DecodeFigures& from) {
+  DecodeFigures to;
+  to.output_tokens = from.output_tokens();
+  to.pulled_bytes = from.pulled_bytes();
+  to.pull_bursts = from.pull_bursts();
+  to.blocks_pulled = from.blocks_pulled();
+  to.block_bytes = from.block_bytes();
+  to.write_back_bytes = from.write_back_bytes();
+  to.prompt_tokens_computed = from.prompt_tokens_computed();
+  to.recomputed_suffixes = from.recomputed_suffixes();
+  to.computed = rpc::FromWire(from.computed());
+  to.admission = FromNs(from.admission_ns());
+  return to;
+}
+
+}  // namespace
+
+void ToWire(const SubmitRequest& from, kvtide::SubmitRequest* to) {
+  ToWire(from.ticket, to->mutable_ticket());
+  CopyTokens(from.tokens, to->mutable_tokens());
+  ToWire(from.sampling, to->mutable_sampling());
+  CopyTokens(from.stop_tokens, to->mutable_stop_tokens());
+}
+
+SubmitRequest FromWire(const kvtide::SubmitRequest& from) {
+  SubmitRequest to;
+  to.ticket = FromWire(from.ticket());
+  to.tokens = ToVector<int32_t>(from.tokens());
+  to.sampling = FromWire(from.sampling());
+  to.stop_tokens = ToVector<int32_t>(from.stop_tokens());
+  return to;
+}
+
+void ToWire(const PrefillEvent& from, kvtide::PrefillEvent* to) {
+  to->set_kind(static_cast<uint32_t>(from.kind));
+  to->set_tokens_done(from.tokens_done);
+  to->set_token(from.token);
+  to->set_decode_address(from.decode_address);
+  to->set_decode_worker(from.decode_worker);
+  ToWire(from.ticket, to->mutable_ticket());
+  ToWire(from.figures, to->mutable_figures());
+}
+
+absl::StatusOr<PrefillEvent> FromWire(const kvtide::PrefillEvent& from) {
+  PrefillEvent to;
+  KVT_ASSIGN_OR_RETURN(
+      to.kind, ToEnum(from.kind(), PrefillEvent::Kind::kHandedOver, "prefill_event.kind"));
+  to.tokens_done = from.tokens_done();
+  to.token = from.token();
+  to.decode_address = from.decode_address();
+  to.decode_worker = from.decode_worker();
+  to.ticket = FromWire(from.ticket());
+  to.figures = FromWire(from.figures());
+  return to;
+}
+
+void ToWire(const ResumeRequest& from, kvtide::ResumeRequest* to) {
+  ToWire(from.ticket, to->mutable_ticket());
+  CopyTokens(from.tokens, to->mutable_tokens());
+  to->set_prompt_tokens(from.prompt_tokens);
+  ToWire(from.sampling, to->mutable_sampling());
+  CopyTokens(from.stop_tokens, to->mutable_stop_tokens());
+}
+
+ResumeRequest FromWire(const kvtide::ResumeRequest& from) {
+  ResumeRequest to;
+  to.ticket = FromWire(from.ticket());
+  to.tokens = ToVector<int32_t>(from.tokens());
+  to.prompt_tokens = from.prompt_tokens();
+  to.sampling = FromWire(from.sampling());
+  to.stop_tokens = ToVector<int32_t>(from.stop_tokens());
+  return to;
+}
+
+void ToWire(const HandOverRequest& from, kvtide::HandOverRequest* to) {
+  ToWire(from.ticket, to->mutable_ticket());
+  CopyTokens(from.tokens, to->mutable_tokens());
+  to->set_prompt_tokens(from.prompt_tokens);
+  to->set_next_token(from.next_token);
+  ToWire(from.sampling, to->mutable_sampling());
+  CopyTokens(from.stop_tokens, to->mutable_stop_tokens());
+  ToWire(from.figures, to->mutable_figures());
+}
+
+HandOverRequest FromWire(const kvtide::HandOverRequest& from) {
+  HandOverRequest to;
+  to.ticket = FromWire(from.ticket());
+  to.tokens = ToVector<int32_t>(from.tokens());
+  to.prompt_tokens = from.prompt_tokens();
+  to.next_token = from.next_token();
+  to.sampling = FromWire(from.sampling());
+  to.stop_tokens = ToVector<int32_t>(from.stop_tokens());
+  to.figures = FromWire(from.figures());
+  return to;
+}
+
+void ToWire(const TokenEvent& from, kvtide::TokenEvent* to) {
+  CopyTokens(from.tokens, to->mutable_tokens());
+  to->set_finish(static_cast<uint32_t>(from.finish));
+  if (from.finish == FinishReason::kRunning) return;  // figures come with the last event
+  ToWire(from.figures, to->mutable_figures());
+  ToWire(from.prefill, to->mutable_prefill());
+}
+
+absl::StatusOr<TokenEvent> FromWire(const kvtide::TokenEvent& from) {
+  TokenEvent to;
+  to.tokens = ToVector<int32_t>(from.tokens());
+  KVT_ASSIGN_OR_RETURN(to.finish,
+                       ToEnum(from.finish(), FinishReason::kCancelled, "token_event.finish"));
+  to.figures = FromWire(from.figures());
+  to.prefill = FromWire(from.prefill());
+  return to;
+}
+
+void ToWire(const AttachRequest& from, kvtide::AttachRequest* to) {
+  to->set_id(from.id.value());
+  to->set_capability(from.capability);
+  to->set_from_token(from.from_token);
+}
+
+AttachRequest FromWire(const kvtide::AttachRequest& from) {
+  AttachRequest to;
+  to.id = TicketId(from.id());
+  to.capability = from.capability();
+  to.from_token = from.from_token();
+  return to;
+}
+
+}  // namespace kvt::rpc
