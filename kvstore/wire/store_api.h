@@ -31,9 +31,11 @@ struct OpenSessionRequest {
   std::string numerics_id;
 };
 
+inline constexpr size_t kSessionSecretBytes = 16;
+
 struct OpenSessionReply {
   SessionId session;
-  std::string secret;  // 16 bytes: presented when attaching a data channel
+  std::string secret;  // kSessionSecretBytes: presented when attaching a data channel
   uint32_t wire_version = 0;
   absl::Duration lease;
   BootEpoch store_epoch;
@@ -45,8 +47,7 @@ struct OpenSessionReply {
 
 // Where a pinned or reserved block lies at the store.
 struct BlockPlace {
-  // The data plane's record handles are RecordHandleOf(handle, plane)
-  // (kvstore/index/block_handle.h).
+  // The data plane takes PlaneRecordHandle(handle, plane) (kvstore/index/block_handle.h).
   uint64_t handle = 0;
   uint64_t base_offset = 0;  // in the arena mapping, for same-host readers; kNoOffset: plane absent
   uint64_t residual_offset = 0;
@@ -54,15 +55,6 @@ struct BlockPlace {
   std::vector<uint64_t> base_checksums;
   std::vector<uint64_t> residual_checksums;
 };
-inline constexpr uint64_t kNoOffset = UINT64_MAX;
-
-// A block handle is (generation << 32) | block index. The data plane names a block's two records
-// (kvstore/transport/piece.h, RecordHandle) by the same generation and index 2 * block + plane, so a
-// RESIDUAL plane is only ever joined with the BASE plane of the same generation.
-constexpr uint64_t PlaneRecordHandle(uint64_t block_handle, Plane plane) {
-  return (block_handle & 0xFFFF'FFFF'0000'0000u) |
-         ((block_handle & 0x7FFF'FFFFu) << 1 | static_cast<uint64_t>(plane));
-}
 
 enum class BlockPresence : uint8_t { kAbsent = 0, kBaseOnly = 1, kExact = 2 };
 

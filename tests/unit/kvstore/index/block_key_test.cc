@@ -101,12 +101,14 @@ TEST(BlockKey, Prefix_CoversFullBlocksOnly) {
 TEST(BlockHandle, PlanesOfABlock_ShareGenerationAndDiffer) {
   const uint64_t handle = MakeBlockHandle(7, 9);
   EXPECT_EQ(BlockNumberOf(handle), 7u);
-  EXPECT_EQ(HandleGeneration(handle), 9u);
-  EXPECT_EQ(PlaneOf(handle), Plane::kBase);
-  const uint64_t residual = RecordHandleOf(handle, Plane::kResidual);
-  EXPECT_EQ(BlockNumberOf(residual), 7u);
-  EXPECT_EQ(HandleGeneration(residual), 9u);
-  EXPECT_EQ(PlaneOf(residual), Plane::kResidual);
+  EXPECT_EQ(GenerationOfHandle(handle), 9u);
+  for (const Plane plane : {Plane::kBase, Plane::kResidual}) {
+    const uint64_t record = PlaneRecordHandle(handle, plane);
+    EXPECT_EQ(BlockOfRecord(record), 7u);
+    EXPECT_EQ(PlaneOfRecord(record), plane);
+    EXPECT_EQ(GenerationOfHandle(record), 9u);
+    EXPECT_EQ(static_cast<uint32_t>(record), 14 + static_cast<uint32_t>(plane));
+  }
 }
 
 }  // namespace
