@@ -30,8 +30,10 @@ CODE_BANS = [
     ("assert", r"(?<![\w.])assert\s*\(", ["*"], [], "use KVT_CHECK, which is always on"),
     ("using", r"^\s*using\s+namespace\b", ["*.h"], [], "name what you use"),
     ("detach", r"\.detach\s*\(\s*\)", ["*"], [], "every thread has an owner that joins it"),
-    ("random", r"std::(random_device|mt19937\w*)|(?<![\w.>])s?rand\s*\(", ["*"],
-     ["kernels/base/random.cc"], "use kernels/base/random.h and print the seed"),
+    ("random", r"std::random_device|(?<![\w.>])s?rand\s*\(", ["*"], ["kernels/base/random.cc"],
+     "use kernels/base/random.h and print the seed"),
+    ("engine", r"std::(mt19937\w*|default_random_engine)", ["*"], ["tests/*"],
+     "use kernels/base/random.h"),
 ]
 PURE_BAN = (r"RealClock|absl::Now\s*\(|std::chrono::(steady|system)_clock|std::thread\b(?!::)|\bMutexLock\b"
             r"|(?<!\w)(socket|open|fopen)\s*\(|std::[io]fstream")

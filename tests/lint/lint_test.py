@@ -73,7 +73,8 @@ class LintTest(unittest.TestCase):
                  "std::cout << 1;": "[print]", "#include <format>": "[header]",
                  "std::thread t(f);": "[thread]", "assert(x);": "[assert]",
                  "// TODO: later": "[todo]", 'auto p = "/root/x";': "[path]",
-                 "std::mt19937 r;": "[random]", "t.detach();": "[detach]"}
+                 "std::mt19937 r;": "[engine]",
+                 "std::random_device d;": "[random]", "t.detach();": "[detach]"}
         for line, rule in cases.items():
             self.fires(bans, {"kvstore/index/a.cc": line + "\n"}, rule)
         self.fires(bans, {"kvstore/index/a.cc": "auto t = RealClock::Get().Now();\n"}, "[pure]")
@@ -85,7 +86,7 @@ class LintTest(unittest.TestCase):
                            "tests/lint/allow.txt": "thread kvstore/node/a.cc # its root\n"})
 
     def test_documented(self):
-        code = '#include "kernels/base/options.h"\nvoid F() { table.Get("port", &p, 0, 9); }\n'
+        code = 'void F(OptionsTable table) { table.Get("port", &p, 0, 9); }\n'
         self.fires(documented, {"kvstore/node/a.cc": code}, "`port` has no row")
         self.silent(documented, {"kvstore/node/a.cc": code, "docs/CONFIG.md": "| `port` | int |\n"})
         self.fires(documented, {"docs/CONFIG.md": "| `port` | int |\n"}, "read nowhere")

@@ -1,0 +1,525 @@
+#include "kvstore/client/store_link.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/log.h"
+#include "kvstore/client/host_id.h"
+
+namespace kvt {
+namespace {
+
+constexpr absl::Duration kTickMax = absl::Milliseconds(200);
+
+// The store could not be reached, as opposed to: it answered with a refusal.
+bool IsUnreachable(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+         absl::IsCancelled(status) || absl::IsUnknown(status) || absl::IsInternal(status);
+}
+
+std::pair<uint64_t, uint32_t> LiveKey(TicketRef ticket) {
+  return {ticket.id.value(), ticket.epoch.value()};
+}
+
+// "ucx" + "host:port" -> "ucx:host:port", also when it stands there already.
+std::string WithScheme(absl::string_view scheme, const std::string& address) {
+  const std::string prefix = absl::StrCat(scheme, ":");
+  return absl::StartsWith(address, prefix) ? address : absl::StrCat(prefix, address);
+}
+
+}  // namespace
+
+StoreLink::StoreLink(const TierClientConfig& config, StoreRef store, CallPool& calls,
+                     const Clock& clock)
+    : config_(config),
+      name_(store.name),
+      calls_(calls),
+      clock_(clock),
+      store_(std::move(store)),
+      pause_(config.options.breaker_pause),
+      connect_at_(clock.Now()),
+      last_failure_(absl::UnavailableError(absl::StrCat("store ", name_, ": not connected yet"))) {}
+
+StoreLink::~StoreLink() { Close(); }
+
+void StoreLink::SetStore(const StoreRef& store) {
+  MutexLock lock(mu_);
+  const bool restarted = store.epoch != store_.epoch && has_session_ &&
+                         store.epoch != session_.store_epoch;
+  if (store.control_address != store_.control_address) api_ = nullptr;
+  store_ = store;
+  if (restarted) LoseSession("it restarted");
+}
+
+void StoreLink::SetWanted(bool wanted) {
+  MutexLock lock(mu_);
+  wanted_ = wanted;
+}
+
+absl::Time StoreLink::Tick(absl::Time now) {
+  MutexLock lock(mu_);
+  if (closing_) return now + kTickMax;
+  if (has_session_ && now > lease_end_) LoseSession("its lease ended");
+  if (state_ == State::kUp && (channel_ == nullptr || !channel_->IsOpen())) {
+    last_failure_ = absl::UnavailableError(absl::StrCat("store ", name_, ": data channel closed"));
+    GoDown(now);
+  }
+  const bool idle = jobs_ == 0;
+  const bool needed = wanted_ || !live_.empty();
+  if (idle && state_ == State::kDown && needed && now >= connect_at_) {
+    state_ = State::kConnecting;
+    StartJob(&StoreLink::ConnectJob);
+  } else if (idle && has_session_ && state_ == State::kUp && now >= renew_at_) {
+    StartJob(&StoreLink::RenewJob);
+  } else if (idle && !dropped_.empty()) {
+    StartJob(&StoreLink::CloseDropped);
+  }
+  absl::Time next = now + kTickMax;
+  if (state_ == State::kDown && needed) next = std::min(next, std::max(now, connect_at_));
+  if (state_ == State::kUp) next = std::min(next, std::max(now, renew_at_));
+  return next;
+}
+
+absl::Status StoreLink::UpStatus() const {
+  MutexLock lock(mu_);
+  return IsUpLocked() ? absl::OkStatus() : last_failure_;
+}
+
+bool StoreLink::IsUp() const {
+  MutexLock lock(mu_);
+  return IsUpLocked();
+}
+
+bool StoreLink::IsUpLocked() const {
+  return state_ == State::kUp && has_session_ && channel_ != nullptr && channel_->IsOpen() &&
+         clock_.Now() <= lease_end_;
+}
+
+absl::StatusOr<LinkSession> StoreLink::BeginCall(TicketRef ticket, absl::Time deadline) {
+  MutexLock lock(mu_);
+  while (renewing_ && !live_.contains(LiveKey(ticket))) {
+    const absl::Duration left = deadline - RealClock::Get().Now();
+    if (left <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("store ", name_, ": a renewal is under way"));
+    }
+    changed_.WaitFor(mu_, left);
+  }
+  if (!IsUpLocked()) return last_failure_;
+  live_.insert(LiveKey(ticket));
+  return LinkSession{api_, session_.session, incarnation_};
+}
+
+absl::StatusOr<LinkSession> StoreLink::CurrentSession() const {
+  MutexLock lock(mu_);
+  if (!has_session_ || api_ == nullptr) return last_failure_;
+  return LinkSession{api_, session_.session, incarnation_};
+}
+
+void StoreLink::EndCall(const LinkSession& session, const absl::Status& status) {
+  MutexLock lock(mu_);
+  if (session.incarnation != incarnation_) return;
+  if (absl::IsNotFound(status)) {
+    LoseSession("it no longer knows this session");
+  } else if (IsUnreachable(status)) {
+    CountFailure(status);
+  } else {
+    failures_in_row_ = 0;
+  }
+}
+
+bool StoreLink::Forget(TicketRef ticket) {
+  MutexLock lock(mu_);
+  return live_.erase(LiveKey(ticket)) > 0;
+}
+
+void StoreLink::Submit(LinkBurst burst) {
+  std::shared_ptr<Channel> channel;
+  uint64_t serial = 0;
+  {
+    MutexLock lock(mu_);
+    const bool usable = !closing_ && channel_ != nullptr && burst.incarnation == incarnation_;
+    if (usable && in_flight_ >= kLinkBurstsMax && pending_.size() < kLinkPendingMax) {
+      pending_.push_back(std::move(burst));
+      return;
+    }
+    if (usable && in_flight_ < kLinkBurstsMax) {
+      channel = channel_;
+      serial = channel_serial_;
+      ++in_flight_;
+    }
+  }
+  if (channel == nullptr) {
+    burst.fail();
+    return;
+  }
+  const bool accepted = burst.submit(*channel, serial).ok();
+  GiveBack(std::move(channel));
+  if (accepted) return;
+  burst.fail();
+  BurstEnded();
+}
+
+void StoreLink::BurstEnded() {
+  // Every turn ends one burst and tries to start one in its place.
+  while (true) {
+    LinkBurst burst;
+    std::shared_ptr<Channel> channel;
+    uint64_t serial = 0;
+    {
+      MutexLock lock(mu_);
+      --in_flight_;
+      if (pending_.empty()) return;
+      burst = std::move(pending_.front());
+      pending_.pop_front();
+      ++in_flight_;
+      if (burst.incarnation == incarnation_ && !closing_) channel = channel_;
+      serial = channel_serial_;
+    }
+    bool accepted = false;
+    if (channel != nullptr) {
+      const bool late = RealClock::Get().Now() >= burst.deadline;
+      accepted = !late && burst.submit(*channel, serial).ok();
+      GiveBack(std::move(channel));
+    }
+    if (accepted) return;
+    burst.fail();
+  }
+}
+
+void StoreLink::GiveBack(std::shared_ptr<Channel> channel) {
+  MutexLock lock(mu_);
+  if (channel != channel_) dropped_.push_back(std::move(channel));
+  channel = nullptr;  // under the lock, while the link holds another reference
+}
+
+void StoreLink::CancelBurst(uint64_t channel_serial, BurstId burst) {
+  std::shared_ptr<Channel> channel;
+  {
+    MutexLock lock(mu_);
+    if (channel_serial == channel_serial_) channel = channel_;
+  }
+  if (channel == nullptr) return;
+  channel->Cancel(burst);
+  GiveBack(std::move(channel));
+}
+
+StoreLinkFigures StoreLink::Figures() const {
+  StoreLinkFigures f;
+  const auto get = [](const std::atomic<uint64_t>& counter) {
+    return counter.load(std::memory_order_relaxed);
+  };
+  f.name = name_;
+  f.lookups = get(counters_.lookups);
+  f.lookup_blocks = get(counters_.lookup_blocks);
+  f.hit_blocks = get(counters_.hit_blocks);
+  f.reserved_blocks = get(counters_.reserved_blocks);
+  f.refused = get(counters_.refused);
+  f.pulled_bytes = get(counters_.pulled_bytes);
+  f.pushed_bytes = get(counters_.pushed_bytes);
+  f.pull_bursts = get(counters_.pull_bursts);
+  f.push_bursts = get(counters_.push_bursts);
+  f.lost_pieces = get(counters_.lost_pieces);
+  f.corrupt_pieces = get(counters_.corrupt_pieces);
+  MutexLock lock(mu_);
+  f.state = IsUpLocked() ? "up" : state_ == State::kConnecting ? "connecting" : "down";
+  f.transport = channel_ == nullptr ? "" : scheme_;
+  f.sessions_opened = sessions_opened_;
+  f.failures = failures_;
+  f.breaker_opened = breaker_opened_;
+  f.live_tickets = live_.size();
+  return f;
+}
+
+void StoreLink::Close() {
+  std::vector<LinkBurst> failed;
+  std::shared_ptr<StoreApi> api;
+  SessionId session;
+  {
+    MutexLock lock(mu_);
+    if (closing_) return;
+    closing_ = true;
+    failed = TakePending();
+    while (jobs_ > 0) changed_.WaitFor(mu_, absl::Seconds(1));  // each ends by its own deadlines
+    DropChannel();
+    if (has_session_) api = api_;
+    session = session_.session;
+    has_session_ = false;
+    ++incarnation_;
+    state_ = State::kDown;
+  }
+  for (LinkBurst& burst : failed) burst.fail();
+  CloseDropped();
+  // Best effort: without it the store lets go when the lease ends.
+  if (api != nullptr) api->CloseSession(session).IgnoreError();
+}
+
+// ---- jobs ----
+
+void StoreLink::StartJob(void (StoreLink::*job)()) {
+  ++jobs_;
+  const bool queued = calls_.TryRun([this, job] {
+    (this->*job)();
+    MutexLock lock(mu_);
+    --jobs_;
+    changed_.NotifyAll();
+  });
+  if (queued) return;
+  --jobs_;
+  if (state_ == State::kConnecting) state_ = State::kDown;
+}
+
+void StoreLink::ConnectJob() {
+  CloseDropped();
+  const absl::Status status = Connect();
+  MutexLock lock(mu_);
+  if (status.ok()) {
+    if (told_down_) KVT_LOG(kInfo, "store ", name_, " is back over ", scheme_);
+    told_down_ = false;
+    state_ = State::kUp;
+    failures_in_row_ = 0;
+    pause_ = config_.options.breaker_pause;
+    changed_.NotifyAll();
+    return;
+  }
+  CountFailure(status);
+  if (!told_down_ && wanted_) {
+    KVT_LOG(kWarning, "store ", name_, " cannot be used: ", status.message(),
+            "; its blocks count as absent until it answers");
+    told_down_ = true;
+  }
+  GoDown(clock_.Now() + pause_);
+  pause_ = std::min(pause_ * 2, config_.options.breaker_pause_max);
+}
+
+absl::Status StoreLink::Connect() {
+  std::shared_ptr<StoreApi> api;
+  bool has_session = false;
+  std::string address;
+  {
+    MutexLock lock(mu_);
+    if (closing_) return absl::CancelledError("closing");
+    api = api_;
+    has_session = has_session_;
+    address = store_.control_address;
+  }
+  if (api == nullptr) {
+    api = config_.connect_store(address);
+    MutexLock lock(mu_);
+    api_ = api;
+  }
+  if (has_session) {
+    const absl::Status renewed = Renew(*api);
+    has_session = renewed.ok();
+    if (!renewed.ok() && !absl::IsNotFound(renewed)) return renewed;
+  }
+  if (!has_session) KVT_RETURN_IF_ERROR(OpenSession(*api));
+  OpenSessionReply session;
+  {
+    MutexLock lock(mu_);
+    if (!has_session_) return last_failure_;
+    if (channel_ != nullptr && channel_->IsOpen()) return absl::OkStatus();
+    DropChannel();
+    session = session_;
+  }
+  CloseDropped();
+  absl::StatusOr<Attach> attach = OpenChannel(session);
+  if (!attach.ok()) {
+    // The session may be gone at the store: the next attempt opens a new one.
+    MutexLock lock(mu_);
+    if (absl::IsPermissionDenied(attach.status())) LoseSession("it refused the data channel");
+    return attach.status();
+  }
+  MutexLock lock(mu_);
+  channel_ = std::move(attach->channel);
+  scheme_ = attach->scheme;
+  ++channel_serial_;
+  return absl::OkStatus();
+}
+
+absl::Status StoreLink::OpenSession(StoreApi& api) {
+  OpenSessionRequest request;
+  request.worker = config_.worker;
+  request.worker_epoch = config_.worker_epoch;
+  request.geometry = config_.model.geometry;
+  request.model_fingerprint = config_.model.fingerprint;
+  request.numerics_id = config_.model.numerics_id;
+  const absl::Time asked = clock_.Now();
+  absl::StatusOr<OpenSessionReply> reply = api.OpenSession(request);
+  if (!reply.ok()) return reply.status();
+  if (reply->secret.size() != std::tuple_size_v<SessionSecret>) {
+    return absl::InternalError(absl::StrCat("store ", name_, ": a session secret of ",
+                                            reply->secret.size(), " bytes"));
+  }
+  MutexLock lock(mu_);
+  session_ = *std::move(reply);
+  has_session_ = true;
+  live_.clear();  // tickets of the old session have nothing in this one
+  lease_end_ = asked + session_.lease;
+  renew_at_ = asked + session_.lease / 3;
+  ++sessions_opened_;
+  return absl::OkStatus();
+}
+
+void StoreLink::RenewJob() {
+  std::shared_ptr<StoreApi> api;
+  {
+    MutexLock lock(mu_);
+    if (closing_ || !has_session_) return;
+    api = api_;
+  }
+  if (api == nullptr) return;
+  const absl::Status status = Renew(*api);
+  if (status.ok() || absl::IsNotFound(status)) return;
+  MutexLock lock(mu_);
+  CountFailure(status);
+}
+
+// Renews the session and handles its loss; other failures are the caller's.
+absl::Status StoreLink::Renew(StoreApi& api) {
+  RenewRequest request;
+  absl::Time asked;
+  {
+    MutexLock lock(mu_);
+    request.session = session_.session;
+    for (const auto& [id, epoch] : live_) {
+      request.live.push_back(TicketRef{TicketId(id), TicketEpoch(epoch)});
+    }
+    renewing_ = true;
+    asked = clock_.Now();
+  }
+  const absl::StatusOr<RenewReply> reply = api.Renew(request);
+  MutexLock lock(mu_);
+  renewing_ = false;
+  changed_.NotifyAll();
+  if (reply.ok()) {
+    lease_end_ = std::max(lease_end_, asked + reply->lease);
+    renew_at_ = asked + reply->lease / 3;
+    failures_in_row_ = 0;
+  } else if (absl::IsNotFound(reply.status())) {
+    LoseSession("it no longer knows this session");
+  } else {
+    renew_at_ = clock_.Now() + std::max(session_.lease / 20, absl::Milliseconds(50));
+  }
+  return reply.status();
+}
+
+absl::StatusOr<StoreLink::Attach> StoreLink::OpenChannel(const OpenSessionReply& reply) {
+  SessionToken token;
+  token.session = reply.session;
+  std::memcpy(token.secret.data(), reply.secret.data(), token.secret.size());
+  token.geometry = config_.model.geometry;
+  if (absl::StartsWith(reply.ucx_address, "loopback:")) {
+    return Attempt("loopback", reply.ucx_address, token);
+  }
+  const TierTransport wish = config_.options.transport;
+  const std::string host = LocalHostId();
+  const bool same_host = !host.empty() && host == reply.host_id;
+  absl::Status failure = absl::FailedPreconditionError(absl::StrCat(
+      "store ", name_, " and this worker have no data plane in common: transport = ",
+      wish == TierTransport::kAuto ? "auto" : wish == TierTransport::kUcx ? "ucx" : "shm",
+      "; the store serves ", reply.ucx_address.empty() ? "no UCX" : "UCX", " and ",
+      reply.shm_socket.empty() ? "no shared memory" : "shared memory",
+      same_host ? " on this host" : " on another host"));
+  if (wish != TierTransport::kUcx && same_host && !reply.shm_socket.empty() &&
+      FindTransport("shm") != nullptr) {
+    absl::StatusOr<Attach> shm = Attempt("shm", WithScheme("shm", reply.shm_socket), token);
+    if (shm.ok() || wish == TierTransport::kShm) return shm;
+    failure = shm.status();
+  }
+  if (wish != TierTransport::kShm && !reply.ucx_address.empty() &&
+      FindTransport("ucx") != nullptr) {
+    return Attempt("ucx", WithScheme("ucx", reply.ucx_address), token);
+  }
+  return failure;
+}
+
+absl::StatusOr<StoreLink::Attach> StoreLink::Attempt(absl::string_view scheme,
+                                                     const std::string& address,
+                                                     const SessionToken& token) {
+  Transport* transport = FindTransport(scheme);
+  if (transport == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("store ", name_, ": this worker has no ", scheme, " transport"));
+  }
+  const absl::Time deadline = RealClock::Get().Now() + config_.options.connect_timeout;
+  auto channel = transport->Connect(address, token, deadline);
+  if (!channel.ok()) return channel.status();
+  return Attach{*std::move(channel), std::string(scheme)};
+}
+
+Transport* StoreLink::FindTransport(absl::string_view scheme) const {
+  for (Transport* transport : config_.transports) {
+    if (transport->Scheme() == scheme) return transport;
+  }
+  return nullptr;
+}
+
+// ---- state ----
+
+void StoreLink::LoseSession(absl::string_view why) {
+  if (!has_session_) return;
+  last_failure_ =
+      absl::UnavailableError(absl::StrCat("store ", name_, ": the session was lost: ", why));
+  KVT_LOG(kInfo, last_failure_.message(), "; ", live_.size(), " tickets had blocks there");
+  has_session_ = false;
+  ++incarnation_;
+  live_.clear();
+  DropChannel();
+  // A connect job that is under way decides itself what comes next.
+  if (state_ == State::kUp) GoDown(clock_.Now());
+}
+
+void StoreLink::CountFailure(const absl::Status& status) {
+  ++failures_;
+  ++failures_in_row_;
+  last_failure_ = absl::Status(absl::StatusCode::kUnavailable,
+                               absl::StrCat("store ", name_, ": ", status.message()));
+  if (state_ != State::kUp || failures_in_row_ < config_.options.breaker_failures) return;
+  ++breaker_opened_;
+  if (!told_down_) {
+    KVT_LOG(kWarning, "store ", name_, " does not answer: ", status.message(),
+            "; its blocks count as absent until it does");
+    told_down_ = true;
+  }
+  GoDown(clock_.Now() + pause_);
+  pause_ = std::min(pause_ * 2, config_.options.breaker_pause_max);
+}
+
+void StoreLink::GoDown(absl::Time connect_at) {
+  state_ = State::kDown;
+  connect_at_ = connect_at;
+  changed_.NotifyAll();
+}
+
+void StoreLink::DropChannel() {
+  if (channel_ != nullptr) dropped_.push_back(std::move(channel_));
+  channel_ = nullptr;
+}
+
+std::vector<LinkBurst> StoreLink::TakePending() {
+  std::vector<LinkBurst> taken(std::make_move_iterator(pending_.begin()),
+                               std::make_move_iterator(pending_.end()));
+  pending_.clear();
+  return taken;
+}
+
+void StoreLink::CloseDropped() {
+  std::vector<std::shared_ptr<Channel>> dropped;
+  std::vector<LinkBurst> failed;
+  {
+    MutexLock lock(mu_);
+    dropped = std::move(dropped_);
+    dropped_.clear();
+    // What waited for a channel that is gone; its blocks count as lost.
+    if (channel_ == nullptr) failed = TakePending();
+  }
+  for (const auto& channel : dropped) channel->Close();
+  for (LinkBurst& burst : failed) burst.fail();
+}
+
+}  // namespace kvt

@@ -1,0 +1,178 @@
+// One store as a worker is connected to it: control stub, session with its lease, data channel,
+// breaker. Knows nothing of blocks or placement.
+//
+//            connect job                 renewal, channel open, calls succeed
+//   kDown ---------------> kConnecting ------------------------------> kUp
+//     ^  breaker pause          |                                       |
+//     +-------------------------+----- failures, session or lease lost -+
+//
+// 1. An incarnation is one session. It changes when the session is lost (NotFound, the store's boot
+//    epoch changed, the lease ran out), never when only the channel was reopened: pins survive that.
+// 2. A ticket is in the live list before its first call is sent, and no renewal that does not list
+//    it is then under way: the store can never let go of what was just pinned.
+// 3. Only this class owns channels; they are closed on the call pool or in Close(), never on a
+//    transport thread.
+//
+// Owned by TierClient. Thread-safe. The call pool outlives it and has run its jobs when it goes.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/base/clock.h"
+#include "kernels/base/mutex.h"
+#include "kvstore/client/call_pool.h"
+#include "kvstore/client/tier_client.h"
+#include "kvstore/client/tier_types.h"
+#include "kvstore/transport/transport.h"
+
+namespace kvt {
+
+// Bursts of one store that are in flight at once, and that wait for their turn.
+inline constexpr int kLinkBurstsMax = kChannelBurstsMax / 2;
+inline constexpr int kLinkPendingMax = 4096;
+
+// What control calls are made with; valid for one incarnation.
+struct LinkSession {
+  std::shared_ptr<StoreApi> api;
+  SessionId session;
+  uint64_t incarnation = 0;
+};
+
+// A burst on its way into a channel. Exactly one of the two ends it: `submit` was called and returned
+// OK (its completion then calls StoreLink::BurstEnded), or `fail` was called.
+struct LinkBurst {
+  uint64_t incarnation = 0;
+  absl::Time deadline;  // RealClock
+  std::function<absl::Status(Channel&, uint64_t channel_serial)> submit;
+  std::function<void()> fail;
+};
+
+class StoreLink {
+ public:
+  // Counters of the data path, added to by the transfer code.
+  struct Counters {
+    std::atomic<uint64_t> lookups{0}, lookup_blocks{0}, hit_blocks{0}, reserved_blocks{0},
+        refused{0}, pulled_bytes{0}, pushed_bytes{0}, pull_bursts{0}, push_bursts{0},
+        lost_pieces{0}, corrupt_pieces{0};
+  };
+
+  // `config` and the others outlive the link.
+  StoreLink(const TierClientConfig& config, StoreRef store, CallPool& calls, const Clock& clock);
+  ~StoreLink();  // Close()
+
+  [[nodiscard]] const NodeName& name() const { return name_; }
+  // The store as the newest view names it. A new boot epoch ends the session, a new address the
+  // stub too.
+  void SetStore(const StoreRef& store);
+  // False: no view names it; it is closed once no ticket lives there.
+  void SetWanted(bool wanted);
+
+  // Starts what is due; returns when to call again at the latest.
+  absl::Time Tick(absl::Time now);
+  // OK when up, else why not.
+  [[nodiscard]] absl::Status UpStatus() const;
+  [[nodiscard]] bool IsUp() const;
+
+  // The session to call with, the ticket entered into the live list (rule 2). Unavailable when the
+  // store is down; DeadlineExceeded when a renewal held it up until `deadline` (RealClock).
+  absl::StatusOr<LinkSession> BeginCall(TicketRef ticket, absl::Time deadline);
+  // The session as it is, for calls of tickets that live here. Unavailable.
+  [[nodiscard]] absl::StatusOr<LinkSession> CurrentSession() const;
+  // Every control call's outcome, for the breaker and for lost sessions.
+  void EndCall(const LinkSession& session, const absl::Status& status);
+  // Takes the ticket off the live list; true when it was there.
+  bool Forget(TicketRef ticket);
+
+  // Hands the burst to the channel, at once or when earlier ones have ended; `fail` is called
+  // instead, perhaps before this returns, when there is no channel of that incarnation.
+  void Submit(LinkBurst burst);
+  // To be called at the end of every accepted burst, on whatever thread: lets waiting ones go.
+  void BurstEnded();
+  void CancelBurst(uint64_t channel_serial, BurstId burst);
+
+  Counters& counters() { return counters_; }
+  [[nodiscard]] StoreLinkFigures Figures() const;
+
+  // Lets the session and the channel go; every accepted burst has ended when it returns.
+  void Close();
+
+ private:
+  enum class State : uint8_t { kDown, kConnecting, kUp };
+  struct Attach {
+    std::unique_ptr<Channel> channel;
+    std::string scheme;
+  };
+
+  // Jobs, on the call pool; at most one of a link at a time.
+  void StartJob(void (StoreLink::*job)()) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ConnectJob();
+  void RenewJob();
+  absl::Status Connect();
+  absl::Status OpenSession(StoreApi& api);
+  absl::Status Renew(StoreApi& api);
+  absl::StatusOr<Attach> OpenChannel(const OpenSessionReply& reply);
+  absl::StatusOr<Attach> Attempt(absl::string_view scheme, const std::string& address,
+                                 const SessionToken& token);
+  Transport* FindTransport(absl::string_view scheme) const;
+
+  bool IsUpLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LoseSession(absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CountFailure(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void GoDown(absl::Time connect_at) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Moves the channel to those that a job closes.
+  void DropChannel() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ends a use of a channel outside the lock: this may be a transport thread, which must not drop the
+  // last reference, so that is left to a job.
+  void GiveBack(std::shared_ptr<Channel> channel);
+  std::vector<LinkBurst> TakePending() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CloseDropped();
+
+  const TierClientConfig& config_;
+  const NodeName name_;
+  CallPool& calls_;
+  const Clock& clock_;
+  Counters counters_;
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  StoreRef store_ ABSL_GUARDED_BY(mu_);
+  bool wanted_ ABSL_GUARDED_BY(mu_) = true;
+  bool closing_ ABSL_GUARDED_BY(mu_) = false;
+  State state_ ABSL_GUARDED_BY(mu_) = State::kDown;
+  int jobs_ ABSL_GUARDED_BY(mu_) = 0;  // on the call pool, of this link
+  std::shared_ptr<StoreApi> api_ ABSL_GUARDED_BY(mu_);
+  bool has_session_ ABSL_GUARDED_BY(mu_) = false;
+  OpenSessionReply session_ ABSL_GUARDED_BY(mu_);
+  uint64_t incarnation_ ABSL_GUARDED_BY(mu_) = 1;
+  absl::Time lease_end_ ABSL_GUARDED_BY(mu_);
+  absl::Time renew_at_ ABSL_GUARDED_BY(mu_);
+  bool renewing_ ABSL_GUARDED_BY(mu_) = false;
+  bool told_down_ ABSL_GUARDED_BY(mu_) = false;
+  std::shared_ptr<Channel> channel_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::shared_ptr<Channel>> dropped_ ABSL_GUARDED_BY(mu_);
+  uint64_t channel_serial_ ABSL_GUARDED_BY(mu_) = 0;
+  std::string scheme_ ABSL_GUARDED_BY(mu_);
+  int in_flight_ ABSL_GUARDED_BY(mu_) = 0;
+  std::deque<LinkBurst> pending_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<std::pair<uint64_t, uint32_t>> live_ ABSL_GUARDED_BY(mu_);
+  int failures_in_row_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Duration pause_ ABSL_GUARDED_BY(mu_);
+  absl::Time connect_at_ ABSL_GUARDED_BY(mu_);
+  absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
+  uint64_t sessions_opened_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t failures_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t breaker_opened_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace kvt

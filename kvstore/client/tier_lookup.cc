@@ -1,0 +1,268 @@
+#include "kvstore/client/tier_lookup.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/clock.h"
+#include "kernels/base/mutex.h"
+#include "kvstore/client/placement.h"
+
+namespace kvt {
+namespace {
+
+// Rounds of one lookup: three views, and one more each for a store that fails on the way.
+constexpr int kLookupRoundsMax = 6;
+
+// Blocks next to one another that share their group.
+struct Group {
+  size_t begin = 0;
+  size_t end = 0;
+  std::array<std::vector<uint32_t>, 3> orders;  // store numbers by view, owner first
+  std::vector<uint32_t> asked;
+};
+
+// What one store is asked, and its answer.
+struct Ask {
+  StoreLink* link = nullptr;
+  uint32_t store = kNoStore;
+  std::vector<size_t> indices;  // of blocks
+  LookupRequest request;
+  uint64_t incarnation = 0;
+  std::optional<absl::StatusOr<LookupReply>> reply;
+};
+
+// Shared by the caller and the calls, which may end after the caller has given up.
+struct Round {
+  Mutex mu;
+  CondVar answered;
+  size_t open ABSL_GUARDED_BY(mu) = 0;
+  std::vector<std::unique_ptr<Ask>> asks;  // each call writes its own, under mu
+};
+
+void RunAsk(Round& round, Ask& ask, TicketRef ticket, absl::Time deadline) {
+  absl::StatusOr<LookupReply> reply;
+  uint64_t incarnation = 0;
+  absl::StatusOr<LinkSession> session = ask.link->BeginCall(ticket, deadline);
+  if (session.ok()) {
+    ask.request.session = session->session;
+    incarnation = session->incarnation;
+    reply = session->api->Lookup(ask.request);
+    ask.link->EndCall(*session, reply.status());
+  } else {
+    reply = session.status();
+  }
+  MutexLock lock(round.mu);
+  ask.incarnation = incarnation;
+  ask.reply = std::move(reply);
+  --round.open;
+  round.answered.NotifyAll();
+}
+
+class LookupRun {
+ public:
+  LookupRun(LinkTable& links, CallPool& calls, const Geometry& geometry, const HeldTicket& ticket,
+            absl::Span<const TierBlock> blocks, absl::Time deadline)
+      : links_(links), calls_(calls), geometry_(geometry), ticket_(ticket), blocks_(blocks),
+        deadline_(deadline) {
+    result_.blocks.resize(blocks.size());
+  }
+
+  LookupResult Run(const LookupPlacements& placements) {
+    MakeGroups(placements);
+    for (int i = 0; i < kLookupRoundsMax; ++i) {
+      std::shared_ptr<Round> round = PlanRound();
+      if (round->asks.empty()) break;
+      SendAndWait(round);
+      Join(*round);
+    }
+    CountLengths();
+    return std::move(result_);
+  }
+
+ private:
+  void MakeGroups(const LookupPlacements& placements) {
+    const std::array<const std::vector<StoreRef>*, 3> views = {
+        &placements.ticket, &placements.current, &placements.previous};
+    std::array<std::vector<uint32_t>, 3> numbers;
+    for (size_t v = 0; v < views.size(); ++v) numbers[v] = NumberStores(links_, *views[v]);
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      if (!groups_.empty() && blocks_[i].group_key == blocks_[i - 1].group_key) {
+        groups_.back().end = i + 1;
+        continue;
+      }
+      Group group;
+      group.begin = i;
+      group.end = i + 1;
+      for (size_t v = 0; v < views.size(); ++v) {
+        for (const int rank : RankStores(blocks_[i].group_key, *views[v])) {
+          if (numbers[v][rank] != kNoStore) group.orders[v].push_back(numbers[v][rank]);
+        }
+      }
+      groups_.push_back(std::move(group));
+    }
+  }
+
+  // The next store to ask for the group: the first usable one of each view, unless it was asked.
+  uint32_t NextStore(const Group& group) {
+    for (const std::vector<uint32_t>& order : group.orders) {
+      for (const uint32_t store : order) {
+        if (!Usable(store)) continue;
+        if (!Contains(group.asked, store)) return store;
+        break;
+      }
+    }
+    return kNoStore;
+  }
+
+  bool Usable(uint32_t store) {
+    if (Contains(failed_, store)) return false;
+    if (links_.Get(store)->IsUp()) return true;
+    Fail(store);
+    return false;
+  }
+
+  void Fail(uint32_t store) {
+    failed_.push_back(store);
+    result_.unreachable.push_back(links_.Get(store)->name());
+  }
+
+  static bool Contains(const std::vector<uint32_t>& list, uint32_t store) {
+    return std::find(list.begin(), list.end(), store) != list.end();
+  }
+
+  std::shared_ptr<Round> PlanRound() {
+    auto round = std::make_shared<Round>();
+    for (Group& group : groups_) {
+      std::vector<size_t> absent;
+      for (size_t i = group.begin; i < group.end; ++i) {
+        if (!result_.blocks[i].has_base()) absent.push_back(i);
+      }
+      if (absent.empty()) continue;
+      const uint32_t store = NextStore(group);
+      if (store == kNoStore) continue;
+      group.asked.push_back(store);
+      Ask& ask = AskOf(*round, store);
+      ask.indices.insert(ask.indices.end(), absent.begin(), absent.end());
+    }
+    return round;
+  }
+
+  Ask& AskOf(Round& round, uint32_t store) {
+    for (auto& ask : round.asks) {
+      if (ask->store == store) return *ask;
+    }
+    auto ask = std::make_unique<Ask>();
+    ask->store = store;
+    ask->link = links_.Get(store);
+    ask->request.ticket = ticket_.signed_ticket;
+    round.asks.push_back(std::move(ask));
+    return *round.asks.back();
+  }
+
+  void SendAndWait(const std::shared_ptr<Round>& round) {
+    const TicketRef ticket = ticket_.ref();
+    const absl::Time deadline = deadline_;
+    {
+      MutexLock lock(round->mu);
+      round->open = round->asks.size();
+    }
+    for (auto& ask : round->asks) {
+      for (const size_t i : ask->indices) ask->request.blocks.push_back(blocks_[i].name);
+      Ask* one = ask.get();
+      LinkTable* links = &links_;
+      links->CallStarted();
+      const bool queued = calls_.TryRun([links, round, one, ticket, deadline] {
+        RunAsk(*round, *one, ticket, deadline);
+        links->CallEnded();
+      });
+      if (queued) continue;
+      links->CallEnded();
+      MutexLock lock(round->mu);
+      one->reply = absl::StatusOr<LookupReply>(absl::ResourceExhaustedError("call pool is full"));
+      --round->open;
+    }
+    MutexLock lock(round->mu);
+    while (round->open > 0) {
+      const absl::Duration left = deadline_ - RealClock::Get().Now();
+      if (left <= absl::ZeroDuration()) break;
+      round->answered.WaitFor(round->mu, left);
+    }
+  }
+
+  void Join(Round& round) {
+    MutexLock lock(round.mu);
+    for (auto& ask : round.asks) {
+      const bool answered = ask->reply.has_value() && ask->reply->ok() &&
+                            (**ask->reply).blocks.size() == ask->indices.size();
+      if (!answered) {
+        Fail(ask->store);
+        continue;
+      }
+      uint64_t hits = 0;
+      std::vector<LookupReply::Block>& found = (**ask->reply).blocks;
+      for (size_t k = 0; k < found.size(); ++k) {
+        const size_t i = ask->indices[k];
+        if (found[k].presence == BlockPresence::kAbsent || !WellFormed(found[k].place)) continue;
+        PlacedBlock& block = result_.blocks[i];
+        block.presence = found[k].presence;
+        block.store = ask->store;
+        block.incarnation = ask->incarnation;
+        block.key_hash = blocks_[i].name.key.Hash64();
+        block.place = std::move(found[k].place);
+        ++hits;
+      }
+      StoreLink::Counters& counters = ask->link->counters();
+      counters.lookups += 1;
+      counters.lookup_blocks += ask->indices.size();
+      counters.hit_blocks += hits;
+    }
+  }
+
+  [[nodiscard]] bool WellFormed(const BlockPlace& place) const {
+    const size_t slices = geometry_.SlicesPerRecord();
+    return (place.base_checksums.empty() || place.base_checksums.size() == slices) &&
+           (place.residual_checksums.empty() || place.residual_checksums.size() == slices);
+  }
+
+  void CountLengths() {
+    for (const PlacedBlock& block : result_.blocks) {
+      if (!block.has_base()) break;
+      if (block.has_residual() && result_.exact_blocks == result_.base_blocks) {
+        ++result_.exact_blocks;
+      }
+      ++result_.base_blocks;
+    }
+  }
+
+  LinkTable& links_;
+  CallPool& calls_;
+  const Geometry& geometry_;
+  const HeldTicket& ticket_;
+  const absl::Span<const TierBlock> blocks_;
+  const absl::Time deadline_;
+  std::vector<Group> groups_;
+  std::vector<uint32_t> failed_;
+  LookupResult result_;
+};
+
+}  // namespace
+
+std::vector<uint32_t> NumberStores(LinkTable& links, absl::Span<const StoreRef> stores) {
+  std::vector<uint32_t> numbers;
+  numbers.reserve(stores.size());
+  for (const StoreRef& store : stores) numbers.push_back(links.FindOrAdd(store));
+  return numbers;
+}
+
+LookupResult LookupInTier(LinkTable& links, CallPool& calls, const Geometry& geometry,
+                          const LookupPlacements& placements, const HeldTicket& ticket,
+                          absl::Span<const TierBlock> blocks, absl::Time deadline) {
+  return LookupRun(links, calls, geometry, ticket, blocks, deadline).Run(placements);
+}
+
+}  // namespace kvt

@@ -1,0 +1,98 @@
+// Pulls and pushes of a TierClient: splits a request by store, turns blocks into pieces (one per
+// block and plane, covering the layer range), and gathers the verdicts of the bursts.
+//
+//   request --plan--> parts (one burst of one store each) --StoreLink::Submit--> completions
+//           --last one--> outcome of each block, figures, `done`
+//
+// A Transfer is reused with its arrays, so that the steady state allocates nothing. It ends when its
+// count of open ends falls to zero: one for planning, and for each part one for handing it over and
+// one for its completion.
+//
+// Thread-safe. Owned by TierClient; the links outlive it; every transfer has ended when it goes.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "kernels/base/mutex.h"
+#include "kernels/layout/geometry.h"
+#include "kvstore/client/link_table.h"
+#include "kvstore/client/tier_types.h"
+#include "kvstore/transport/transport.h"
+
+namespace kvt {
+
+// Transfers of one client in progress.
+inline constexpr int kTransfersMax = 64 * 1024;
+
+class TransferTable {
+ public:
+  TransferTable(const TierClientConfig& config, const LinkTable& links);
+  ~TransferTable();
+
+  TransferId Pull(TierPull pull);
+  TransferId Push(TierPush push);
+  void Cancel(TransferId id);
+
+ private:
+  struct Transfer;
+  // One burst. Its arrays are borrowed by the channel until its completion.
+  struct Part {
+    Transfer* transfer = nullptr;
+    StoreLink* link = nullptr;
+    uint64_t incarnation = 0;
+    std::vector<PullItem> pulls;
+    std::vector<PushItem> pushes;
+    std::vector<PieceStatus> statuses;
+    std::vector<uint32_t> block_of;  // index of the item's block in the request
+    uint64_t bytes = 0;
+    bool accepted = false;  // by a channel
+    std::atomic<uint64_t> burst{0};
+    std::atomic<uint64_t> channel_serial{0};
+  };
+  struct Transfer {
+    TransferTable* table = nullptr;
+    uint32_t slot = 0;
+    uint32_t generation = 0;  // guarded by the table's mu_; odd while in progress
+    bool is_pull = true;
+    absl::Time deadline;
+    absl::Span<TransferOutcome> outcomes;
+    TransferDone done;
+    std::vector<std::unique_ptr<Part>> parts;  // the first part_count are in use
+    size_t part_count = 0;
+    std::vector<uint64_t> checksums;  // of pushed slices
+    std::atomic<int> open_ends{0};
+    std::atomic<bool> cancelled{false};
+  };
+  struct Range {
+    int begin;
+    int end;
+  };
+
+  Transfer& Take(bool is_pull, absl::Time deadline, absl::Span<TransferOutcome> outcomes,
+                 TransferDone done);
+  // The part for one more block at this place, two pieces at most; null when the place is void.
+  Part* PartFor(Transfer& transfer, const PlacedBlock* block);
+  Piece PieceOf(TicketRef ticket, const PlacedBlock& block, Plane plane, Range layers) const;
+  void AddPull(Part& part, uint32_t index, const PullBlock& block, Plane plane, Range layers);
+  void AddPush(Part& part, uint32_t index, const PushBlock& block, Plane plane, Range layers,
+               uint64_t* checksums);
+  TransferId Start(Transfer& transfer);
+  static absl::Status SubmitPart(Part& part, Channel& channel, uint64_t serial);
+  static void EndPart(Part& part, const BurstResult& result);
+  static void FailPart(Part& part);
+  void CloseEnds(Transfer& transfer, int ends);
+  void Finish(Transfer& transfer);
+
+  const TierClientConfig& config_;
+  const Geometry geometry_;
+  const LinkTable& links_;
+  Mutex mu_;
+  std::deque<Transfer> slots_ ABSL_GUARDED_BY(mu_);
+  std::vector<Transfer*> free_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace kvt
