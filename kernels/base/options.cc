@@ -81,6 +81,50 @@ std::string Wanted(absl::string_view wanted, const toml::node& node) {
   return absl::StrCat("expected ", wanted, ", found ", TypeName(node));
 }
 
+// A node and everything below it counts as asked for.
+void MarkSeen(std::set<std::string>& seen, const std::string& path, const toml::node& node) {
+  seen.insert(path);
+  if (const toml::table* table = node.as_table()) {
+    for (auto&& [key, child] : *table) {
+      MarkSeen(seen, absl::StrCat(path, ".", std::string(key.str())), child);
+    }
+  }
+  if (const toml::array* array = node.as_array()) {
+    for (size_t i = 0; i < array->size(); ++i) {
+      MarkSeen(seen, absl::StrCat(path, "[", i, "]"), *array->get(i));
+    }
+  }
+}
+
+// Tables and arrays inline, so that the text stands behind "key = ".
+void RenderNode(const toml::node& node, std::ostream& out) {
+  if (const toml::table* table = node.as_table()) {
+    out << "{";
+    const char* separator = "";
+    for (auto&& [key, child] : *table) {
+      toml::table one;
+      one.insert(key, 0);
+      std::ostringstream name;  // quoted where it must be
+      name << toml::toml_formatter{one};
+      out << separator << name.str().substr(0, name.str().rfind('=')) << "= ";
+      RenderNode(child, out);
+      separator = ", ";
+    }
+    out << "}";
+  } else if (const toml::array* array = node.as_array()) {
+    out << "[";
+    for (size_t i = 0; i < array->size(); ++i) {
+      if (i > 0) out << ", ";
+      RenderNode(*array->get(i), out);
+    }
+    out << "]";
+  } else {
+    node.visit([&](const auto& leaf) {
+      if constexpr (toml::is_value<decltype(leaf)>) out << leaf;
+    });
+  }
+}
+
 // "2GiB" and the like; false when malformed.
 bool ParseBytes(absl::string_view text, uint64_t* out) {
   uint64_t unit = 1;
@@ -260,6 +304,22 @@ std::vector<OptionsTable> OptionsTable::Tables(absl::string_view key) {
   return out;
 }
 
+std::vector<std::string> OptionsTable::Keys() const {
+  std::vector<std::string> keys;
+  if (impl_->table == nullptr) return keys;
+  for (auto&& [key, node] : *impl_->table) keys.emplace_back(key.str());
+  return keys;
+}
+
+std::string OptionsTable::Render(absl::string_view key) {
+  const toml::node* node = impl_->Ask(key);
+  if (node == nullptr) return "";
+  MarkSeen(impl_->state->seen, impl_->prefix + std::string(key), *node);
+  std::ostringstream out;
+  RenderNode(*node, out);
+  return out.str();
+}
+
 void OptionsTable::Problem(absl::string_view key, absl::string_view message) {
   const toml::node* node =
       impl_->table == nullptr ? nullptr : impl_->table->get(std::string(key));
@@ -304,25 +364,8 @@ OptionsTable OptionsFile::Root() {
 }
 
 void OptionsFile::Ignore(absl::string_view key) {
-  // Mark the table and, by walking it, everything below as seen.
   const toml::node* node = state_->root.get(std::string(key));
-  if (node == nullptr) return;
-  std::vector<std::pair<std::string, const toml::node*>> todo{{std::string(key), node}};
-  while (!todo.empty()) {
-    auto [path, at] = todo.back();
-    todo.pop_back();
-    state_->seen.insert(path);
-    if (const toml::table* table = at->as_table()) {
-      for (auto&& [inner, child] : *table) {
-        todo.emplace_back(absl::StrCat(path, ".", std::string(inner.str())), &child);
-      }
-    }
-    if (const toml::array* array = at->as_array()) {
-      for (size_t i = 0; i < array->size(); ++i) {
-        todo.emplace_back(absl::StrCat(path, "[", i, "]"), array->get(i));
-      }
-    }
-  }
+  if (node != nullptr) MarkSeen(state_->seen, std::string(key), *node);
 }
 
 absl::Status OptionsFile::Finish() {

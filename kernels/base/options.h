@@ -46,6 +46,11 @@ class OptionsTable {
   [[nodiscard]] OptionsTable Table(absl::string_view key);
   // [[key]]: each element. A single table is a problem.
   [[nodiscard]] std::vector<OptionsTable> Tables(absl::string_view key);
+  // Its keys, in the file's order of names. For a program that passes a table on unread.
+  [[nodiscard]] std::vector<std::string> Keys() const;
+  // The value of `key` as TOML text on one line ("\"2GiB\"", "{a = 1}"), with all below it asked
+  // for; empty when absent.
+  [[nodiscard]] std::string Render(absl::string_view key);
   // Records a problem of this table at `key`'s line, for checks across keys.
   void Problem(absl::string_view key, absl::string_view message);
 

@@ -77,4 +77,33 @@ TEST(Options, Tables_ReadEachElementAndFindUnknownKeys) {
 }
 
 }  // namespace
+TEST(OptionsTable_PassedOn, RendersEachValueAndLeavesNoUnknownKey) {
+  auto file = OptionsFile::Parse("[t]\na = \"2GiB\"\nb = 3\nc = [1, \"x\"]\nd = {e = true, \"f g\" = 1.5}\n",
+                                 "t.toml");
+  ASSERT_TRUE(file.ok());
+  OptionsTable table = file->Table("t");
+  std::string text;
+  for (const std::string& key : table.Keys()) text += key + " = " + table.Render(key) + "\n";
+  EXPECT_TRUE(file->Finish().ok()) << file->Finish();
+  auto again = OptionsFile::Parse(text, "again.toml");
+  ASSERT_TRUE(again.ok()) << text;
+  OptionsTable root = again->Root();
+  uint64_t a = 0;
+  root.GetBytes("a", &a, 0, UINT64_MAX);
+  int b = 0;
+  root.Get("b", &b, 0, 10);
+  EXPECT_EQ(root.Render("c"), "[1, 'x']");
+  OptionsTable d = root.Table("d");
+  bool e = false;
+  d.Get("e", &e);
+  double fg = 0;
+  d.Get("f g", &fg, 0, 10);
+  EXPECT_TRUE(again->Finish().ok()) << again->Finish();
+  EXPECT_EQ(a, uint64_t{2} << 30);
+  EXPECT_EQ(b, 3);
+  EXPECT_TRUE(e);
+  EXPECT_EQ(fg, 1.5);
+  EXPECT_EQ(root.Render("missing"), "");
+}
+
 }  // namespace kvt
