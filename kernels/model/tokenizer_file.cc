@@ -277,7 +277,13 @@ absl::StatusOr<TokenizerFile> ReadTokenizer(const json& top) {
   }
   KVT_RETURN_IF_ERROR(ReadPostProcessor(At(top, "post_processor"), 0, file));
   for (const AddedToken& added : file.added) {
-    SetToken(file.token_bytes, added.id, BytesOfToken(added.content).value_or(added.content));
+    std::string bytes = BytesOfToken(added.content).value_or(added.content);
+    if (static_cast<size_t>(added.id) < file.token_bytes.size() &&
+        !file.token_bytes[added.id].empty() && file.token_bytes[added.id] != bytes) {
+      return Invalid(absl::StrCat("added_tokens: ", added.content),
+                     absl::StrCat("has id ", added.id, ", which another token has"));
+    }
+    SetToken(file.token_bytes, added.id, std::move(bytes));
   }
   file.word_bytes.resize(file.token_bytes.size());
   return file;

@@ -41,7 +41,9 @@ class TempFolder {
   TempFolder& operator=(const TempFolder&) = delete;
 
   [[nodiscard]] const std::string& path() const { return path_; }
+  // A new file each time: truncating an old one makes ext4 flush it.
   void Write(const std::string& name, const std::string& content) const {
+    std::filesystem::remove(path_ + "/" + name);
     std::ofstream(path_ + "/" + name, std::ios::binary) << content;
   }
 

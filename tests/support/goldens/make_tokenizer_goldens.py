@@ -84,9 +84,10 @@ def with_ids(tokenizer, text):
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def cases(tokenizer):
+def cases(tokenizer, longest=4000):
     out = []
     for name, text in texts():
+        text = text[:longest]
         tokenizer.encode_special_tokens = True
         as_text = with_ids(tokenizer, text)
         tokenizer.encode_special_tokens = False
@@ -148,6 +149,11 @@ def train(kind):
         vocab_size=700, special_tokens=["<|begin|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator([GPL[:20000], CODE], trainer)
+    content = json.loads(tokenizer.to_str())
+    if kind == "llama3":
+        # A word that is a token but that no merge makes: only ignore_merges finds it.
+        content["model"]["vocab"]["Quick"] = len(content["model"]["vocab"])
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
     tokenizer.add_tokens(["<tool>", "<tool>x"])  # added, not special; one begins with the other
     if kind == "llama3":
         tokenizer.post_processor = processors.Sequence([
@@ -156,10 +162,7 @@ def train(kind):
     folder = HERE / f"small_{kind}"
     folder.mkdir(exist_ok=True)
     content = json.loads(tokenizer.to_str())
-    if kind == "llama3":
-        # A word that is a token but that no merge makes: only ignore_merges finds it.
-        content["model"]["vocab"]["Quick"] = tokenizer.get_vocab_size()
-    else:
+    if kind == "gpt2":
         content["model"]["merges"] = [" ".join(merge) for merge in content["model"]["merges"]]
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     (folder / "tokenizer.json").write_text(text + "\n", encoding="utf-8")
@@ -182,14 +185,14 @@ def main():
           {"cases": goldens, "decodes": broken_decodes(tokenizer, tokenizer.get_vocab_size())})
     for kind in ("llama3", "gpt2"):
         small = train(kind)
-        goldens = cases(small)
+        goldens = cases(small, longest=600)
         for text in ("Quick brown", "<tool>x<tool>y<tool", "<|begin|>a"):
             goldens.append({"name": text, "text": text, "ids": with_ids(small, text)})
             small.encode_special_tokens = True
             goldens[-1]["ids_as_text"] = with_ids(small, text)
             small.encode_special_tokens = False
         write(HERE / f"small_{kind}.json",
-              {"cases": goldens[3:], "decodes": broken_decodes(small, small.get_vocab_size())})
+              {"cases": goldens, "decodes": broken_decodes(small, small.get_vocab_size())})
 
 
 if __name__ == "__main__":

@@ -193,6 +193,7 @@ TEST(Tokenizer, MalformedFile_IsRefusedByName) {
       {"/model/merges/1", json::array({"q"}), "model.merges[1] is [\"q\"]"},
       {"/model/merges/2", "q z", "merges[2]: \"qz\" is not in vocab"},
       {"/added_tokens/1/id", 1.5, "<|im_start|> has id 1.5"},
+      {"/added_tokens/1/id", 9, "<|im_start|> has id 9, which another token has"},
       {"/added_tokens/1/content", "", "added_tokens has an entry without content"},
       {"/pre_tokenizer", json{{"type", "Sequence"}}, "Sequence: pretokenizers is no list"},
       {"/post_processor", json{{"type", "TemplateProcessing"}}, "post_processor: single is missing"},
