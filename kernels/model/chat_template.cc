@@ -85,14 +85,16 @@ std::optional<std::string> Canonical(absl::string_view rest) {
   bool trims = false;
   while (!rest.empty()) {
     size_t blanks = 0;
-    while (blanks < rest.size() && absl::ascii_isspace(static_cast<unsigned char>(rest[blanks]))) ++blanks;
+    while (blanks < rest.size() && absl::ascii_isspace(static_cast<unsigned char>(rest[blanks])))
+      ++blanks;
     const absl::string_view between = rest.substr(0, blanks);
     const absl::string_view next = rest.substr(blanks);
     const bool next_trims = next.size() > 2 && next[2] == '-';
     const bool block_line = absl::EndsWith(out, "%}") && absl::StartsWith(between, "\n") &&
                             (blanks == 1 || absl::StartsWith(next, "{%")) &&
                             !absl::StrContains(between.substr(1), '\n');
-    if (!between.empty() && !trims && !next_trims && !block_line && !next.empty()) return std::nullopt;
+    if (!between.empty() && !trims && !next_trims && !block_line && !next.empty())
+      return std::nullopt;
     rest = next;
     if (rest.empty()) break;
     if (!StartsTag(rest) || !CopyTag(rest, out, trims)) return std::nullopt;
@@ -107,7 +109,8 @@ std::optional<std::string> ChatMlSystem(absl::string_view text) {
   const std::optional<std::string> canonical = Canonical(text);
   if (!canonical.has_value()) return std::nullopt;
   absl::string_view rest = *canonical;
-  if (!absl::ConsumePrefix(&rest, kLoop) || !absl::ConsumeSuffix(&rest, kTurns)) return std::nullopt;
+  if (!absl::ConsumePrefix(&rest, kLoop) || !absl::ConsumeSuffix(&rest, kTurns))
+    return std::nullopt;
   if (rest.empty()) return std::string();
   if (!absl::ConsumePrefix(&rest, kDefaultBegin) || !absl::ConsumeSuffix(&rest, kDefaultEnd)) {
     return std::nullopt;
@@ -163,8 +166,8 @@ absl::StatusOr<std::vector<ChatMessage>> ChatTemplate::WithSystem(
   if (messages.empty()) return absl::InvalidArgumentError("chat: no message");
   for (const ChatMessage& message : messages) {
     if (message.role != "system" && message.role != "user" && message.role != "assistant") {
-      return absl::InvalidArgumentError(absl::StrCat("chat: role \"", message.role,
-                                                     "\" is none of system, user, assistant"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("chat: role \"", message.role, "\" is none of system, user, assistant"));
     }
   }
   std::vector<ChatMessage> all;

@@ -42,8 +42,8 @@ class Fields {
       return Invalid(name, "is missing");
     }
     if (!value->is_number_integer()) return Invalid(name, "is not an integer");
-    const bool huge = value->is_number_unsigned() &&
-                      value->get<uint64_t>() > std::numeric_limits<int64_t>::max();
+    const bool huge =
+        value->is_number_unsigned() && value->get<uint64_t>() > std::numeric_limits<int64_t>::max();
     const int64_t number = huge ? std::numeric_limits<int64_t>::max() : value->get<int64_t>();
     if (number < min || number > max) {
       return Invalid(name, absl::StrCat("is ", value->dump(), ", not in [", min, ", ", max, "]"));
@@ -112,7 +112,8 @@ absl::Status RefuseUnsupported(const Fields& fields, const ModelConfig& config) 
     if (fields.Find(name) != nullptr) return fields.Unsupported(name, "only null is supported");
   }
   const json* act = fields.Find("hidden_act");
-  if (act != nullptr && *act != "silu") return fields.Unsupported("hidden_act", "only silu is supported");
+  if (act != nullptr && *act != "silu")
+    return fields.Unsupported("hidden_act", "only silu is supported");
   const json* partial = fields.Find("partial_rotary_factor");
   if (partial != nullptr && *partial != 1) {
     return fields.Unsupported("partial_rotary_factor", "only 1 is supported");
@@ -154,7 +155,8 @@ absl::Status AddIds(const Fields& fields, const std::string& name, int vocab,
   if (list.size() > kEosIdsMax) return fields.Invalid(name, "lists too many ids");
   for (const json& id : list) {
     if (!id.is_number_integer() || id < 0 || id >= vocab) {
-      return fields.Invalid(name, absl::StrCat("holds ", id.dump(), ", not a token id below ", vocab));
+      return fields.Invalid(name,
+                            absl::StrCat("holds ", id.dump(), ", not a token id below ", vocab));
     }
     ids.push_back(id.get<int32_t>());
   }
@@ -174,7 +176,8 @@ absl::Status ReadSizes(const Fields& fields, ModelConfig& config) {
                                        config.heads, " num_attention_heads"));
   }
   if (fields.Find("head_dim") == nullptr && config.hidden % config.heads != 0) {
-    return fields.Invalid("head_dim", "is missing and hidden_size / num_attention_heads is no integer");
+    return fields.Invalid("head_dim",
+                          "is missing and hidden_size / num_attention_heads is no integer");
   }
   KVT_ASSIGN_OR_RETURN(config.head_dim,
                        fields.Int("head_dim", 1, 1024, config.hidden / config.heads));
@@ -207,8 +210,8 @@ absl::StatusOr<ModelConfig> LoadModelConfig(absl::string_view folder) {
   const std::string generation_path = absl::StrCat(folder, "/generation_config.json");
   absl::StatusOr<json> generation = ReadJsonObject(generation_path);
   if (generation.ok()) {
-    KVT_RETURN_IF_ERROR(AddIds(Fields(*generation, generation_path), "eos_token_id", config.vocab,
-                               config.eos_ids));
+    KVT_RETURN_IF_ERROR(
+        AddIds(Fields(*generation, generation_path), "eos_token_id", config.vocab, config.eos_ids));
   } else if (!absl::IsNotFound(generation.status())) {
     return generation.status();
   }

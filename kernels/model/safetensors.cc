@@ -34,13 +34,13 @@ struct TypeInfo {
   TensorType type;
 };
 constexpr TypeInfo kTypes[] = {
-    {"F32", 4, TensorType::kF32},    {"F16", 2, TensorType::kF16},
-    {"BF16", 2, TensorType::kBf16},  {"BOOL", 1, TensorType::kOther},
-    {"U8", 1, TensorType::kOther},   {"I8", 1, TensorType::kOther},
-    {"U16", 2, TensorType::kOther},  {"I16", 2, TensorType::kOther},
-    {"U32", 4, TensorType::kOther},  {"I32", 4, TensorType::kOther},
-    {"U64", 8, TensorType::kOther},  {"I64", 8, TensorType::kOther},
-    {"F64", 8, TensorType::kOther},  {"F8_E4M3", 1, TensorType::kOther},
+    {"F32", 4, TensorType::kF32},       {"F16", 2, TensorType::kF16},
+    {"BF16", 2, TensorType::kBf16},     {"BOOL", 1, TensorType::kOther},
+    {"U8", 1, TensorType::kOther},      {"I8", 1, TensorType::kOther},
+    {"U16", 2, TensorType::kOther},     {"I16", 2, TensorType::kOther},
+    {"U32", 4, TensorType::kOther},     {"I32", 4, TensorType::kOther},
+    {"U64", 8, TensorType::kOther},     {"I64", 8, TensorType::kOther},
+    {"F64", 8, TensorType::kOther},     {"F8_E4M3", 1, TensorType::kOther},
     {"F8_E5M2", 1, TensorType::kOther},
 };
 
@@ -65,8 +65,8 @@ struct Extent {
 
 // Checks one header entry against the `data_bytes` that follow the header.
 absl::StatusOr<std::pair<TensorView, Extent>> ParseEntry(const std::string& path,
-                                                         const std::string& name,
-                                                         const json& entry, uint64_t data_bytes) {
+                                                         const std::string& name, const json& entry,
+                                                         uint64_t data_bytes) {
   const auto bad = [&](absl::string_view what) { return Malformed(path, name, what); };
   if (!entry.is_object()) return bad("its header entry is not an object");
   const auto dtype = entry.find("dtype"), shape = entry.find("shape"),
@@ -158,9 +158,9 @@ absl::Status Safetensors::ParseHeader(const Mapping& mapping, size_t mapping_ind
   uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, mapping.data, kHeaderLengthBytes);
   if (header_bytes > kHeaderBytesMax || header_bytes > mapping.size - kHeaderLengthBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(mapping.path, ": header length ", header_bytes, " does not fit a file of ",
-                     mapping.size, " bytes (at most ", kHeaderBytesMax, ")"));
+    return absl::InvalidArgumentError(absl::StrCat(mapping.path, ": header length ", header_bytes,
+                                                   " does not fit a file of ", mapping.size,
+                                                   " bytes (at most ", kHeaderBytesMax, ")"));
   }
   const auto* text = reinterpret_cast<const char*>(mapping.data + kHeaderLengthBytes);
   KVT_ASSIGN_OR_RETURN(const json header,
@@ -196,8 +196,8 @@ absl::Status Safetensors::ParseHeader(const Mapping& mapping, size_t mapping_ind
     expected = extent.end;
   }
   if (expected != data_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(mapping.path, ": ", data_bytes - expected,
-                                                   " bytes after the last tensor"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(mapping.path, ": ", data_bytes - expected, " bytes after the last tensor"));
   }
   return absl::OkStatus();
 }
@@ -214,14 +214,15 @@ absl::Status Safetensors::OpenShards(const std::string& folder, const std::strin
     const std::string shard = file.is_string() ? file.get<std::string>() : "";
     if (shard.empty() || shard.find('/') != std::string::npos || shard[0] == '.' ||
         shard.find('\0') != std::string::npos) {
-      return Malformed(index_path, name, absl::StrCat(file.dump(-1, ' ', true, json::error_handler_t::replace),
-                                                      " is not a file name of this folder"));
+      return Malformed(index_path, name,
+                       absl::StrCat(file.dump(-1, ' ', true, json::error_handler_t::replace),
+                                    " is not a file name of this folder"));
     }
     shards.insert(shard);
   }
   if (shards.size() > kShardsMax) {
-    return absl::InvalidArgumentError(absl::StrCat(index_path, ": names ", shards.size(),
-                                                   " shards; ", kShardsMax, " at most"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(index_path, ": names ", shards.size(), " shards; ", kShardsMax, " at most"));
   }
   for (const std::string& shard : shards) {
     KVT_RETURN_IF_ERROR(OpenFile(absl::StrCat(folder, "/", shard)));
@@ -240,19 +241,21 @@ absl::StatusOr<TensorView> Safetensors::Find(absl::string_view name,
                                              absl::Span<const int64_t> shape) const {
   const auto it = tensors_.find(name);
   if (it == tensors_.end()) {
-    return absl::NotFoundError(absl::StrCat(
-        mappings_.front().path, mappings_.size() > 1 ? " and its other shards" : "", ": no tensor ",
-        name));
+    return absl::NotFoundError(absl::StrCat(mappings_.front().path,
+                                            mappings_.size() > 1 ? " and its other shards" : "",
+                                            ": no tensor ", name));
   }
   const Entry& entry = it->second;
   const std::string& path = mappings_[entry.mapping].path;
   if (absl::MakeConstSpan(entry.view.shape) != shape) {
-    return Malformed(path, name, absl::StrCat("shape ", ShapeText(entry.view.shape),
-                                              ", where config.json asks for ", ShapeText(shape)));
+    return Malformed(path, name,
+                     absl::StrCat("shape ", ShapeText(entry.view.shape),
+                                  ", where config.json asks for ", ShapeText(shape)));
   }
   if (entry.view.type == TensorType::kOther) {
-    return Malformed(path, name, absl::StrCat("dtype ", entry.view.type_name,
-                                              "; F32, F16 and BF16 are supported"));
+    return Malformed(
+        path, name,
+        absl::StrCat("dtype ", entry.view.type_name, "; F32, F16 and BF16 are supported"));
   }
   return entry.view;
 }

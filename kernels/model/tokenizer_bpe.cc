@@ -74,7 +74,8 @@ void TokenizerBpe::Encode(absl::string_view word, Scratch& scratch,
     scratch.heap.pop_back();
     Scratch::Symbol& left = symbols[pair.left];
     // A merged-away symbol has id -1; a pair whose symbols changed since is stale.
-    if (left.id != pair.left_id || left.next < 0 || symbols[left.next].id != pair.right_id) continue;
+    if (left.id != pair.left_id || left.next < 0 || symbols[left.next].id != pair.right_id)
+      continue;
     Scratch::Symbol& right = symbols[left.next];
     right.id = -1;
     left.id = pair.merged_id;

@@ -1,5 +1,5 @@
-// Byte-pair merging of one word: of all neighbouring pairs that have a merge, the one of lowest rank
-// is merged, the leftmost first, until none is left (Sennrich et al. 2016, as GPT-2 uses it on
+// Byte-pair merging of one word: of all neighbouring pairs that have a merge, the one of lowest
+// rank is merged, the leftmost first, until none is left (Sennrich et al. 2016, as GPT-2 uses it on
 // bytes). With a heap of pairs over a linked list: O(n log n) in the word's length.
 #pragma once
 
@@ -21,9 +21,9 @@ struct BpeMerge {
 // Immutable, thread-safe.
 class TokenizerBpe {
  public:
-  // `token_bytes`: id -> bytes of the token, empty for ids that no word may become. `whole_words`: a
-  // word that is a token is that token, without merging (ignore_merges).
-  // InvalidArgument: a merge whose result is no token.
+  // `token_bytes`: id -> bytes of the token, empty for ids that no word may become. `whole_words`:
+  // a word that is a token is that token, without merging (ignore_merges). InvalidArgument: a merge
+  // whose result is no token.
   static absl::StatusOr<TokenizerBpe> Create(const std::vector<std::string>& token_bytes,
                                              const std::vector<BpeMerge>& merges, bool whole_words);
 

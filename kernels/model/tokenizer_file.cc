@@ -27,9 +27,8 @@ absl::Status Invalid(absl::string_view field, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("field ", field, " ", what));
 }
 absl::Status Unsupported(absl::string_view field, const json& value, absl::string_view supported) {
-  return absl::UnimplementedError(
-      absl::StrCat("field ", field, " is ", absl::string_view(value.dump()).substr(0, 200), "; ",
-                   supported));
+  return absl::UnimplementedError(absl::StrCat(
+      "field ", field, " is ", absl::string_view(value.dump()).substr(0, 200), "; ", supported));
 }
 
 const json& At(const json& object, const char* name) {
@@ -128,7 +127,8 @@ absl::Status ReadModel(const json& model, TokenizerFile& file) {
   file.ignore_merges = IsTrue(At(model, "ignore_merges"));
 
   const json& vocab = At(model, "vocab");
-  if (!vocab.is_object() || vocab.empty()) return Invalid("model.vocab", "is missing, empty or no object");
+  if (!vocab.is_object() || vocab.empty())
+    return Invalid("model.vocab", "is missing, empty or no object");
   absl::flat_hash_map<std::string, int32_t> ids;
   ids.reserve(vocab.size());
   for (const auto& [token, value] : vocab.items()) {
@@ -155,7 +155,8 @@ absl::Status ReadModel(const json& model, TokenizerFile& file) {
         left = text.substr(0, space);
         right = text.substr(space + 1);
       }
-    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
+               merge[1].is_string()) {
       left = merge[0].get<std::string>();
       right = merge[1].get<std::string>();
     }
@@ -201,7 +202,8 @@ absl::Status ReadPreTokenizer(const json& step, int depth, bool& has_byte_level,
     }
     return absl::OkStatus();
   }
-  if (has_byte_level) return Invalid("pre_tokenizer", absl::StrCat("has ", type, " after ByteLevel"));
+  if (has_byte_level)
+    return Invalid("pre_tokenizer", absl::StrCat("has ", type, " after ByteLevel"));
   if (type == "Digits") {
     patterns.push_back(IsTrue(At(step, "individual_digits")) ? "\\p{N}" : "\\p{N}+");
   } else if (type == "Split") {
@@ -231,11 +233,14 @@ absl::Status ReadTemplate(const json& processor, TokenizerFile& file) {
     if (At(part, "Sequence").is_object()) {
       after_text = true;
     } else if (after_text || !id.is_string()) {
-      return Unsupported("post_processor: single", single, "only tokens before the text are supported");
+      return Unsupported("post_processor: single", single,
+                         "only tokens before the text are supported");
     } else {
-      const json& ids = At(At(At(processor, "special_tokens"), id.get<std::string>().c_str()), "ids");
+      const json& ids =
+          At(At(At(processor, "special_tokens"), id.get<std::string>().c_str()), "ids");
       if (!ids.is_array()) {
-        return Invalid("post_processor: special_tokens", absl::StrCat("has no ids for ", id.dump()));
+        return Invalid("post_processor: special_tokens",
+                       absl::StrCat("has no ids for ", id.dump()));
       }
       for (const json& value : ids) {
         KVT_ASSIGN_OR_RETURN(const int32_t number, TokenId(value, "post_processor"));
@@ -256,7 +261,8 @@ absl::Status ReadPostProcessor(const json& processor, int depth, TokenizerFile& 
     }
     return absl::OkStatus();
   }
-  return Unsupported("post_processor", processor, "null, ByteLevel and TemplateProcessing are supported");
+  return Unsupported("post_processor", processor,
+                     "null, ByteLevel and TemplateProcessing are supported");
 }
 
 absl::StatusOr<TokenizerFile> ReadTokenizer(const json& top) {
@@ -269,7 +275,8 @@ absl::StatusOr<TokenizerFile> ReadTokenizer(const json& top) {
   KVT_RETURN_IF_ERROR(
       ReadPreTokenizer(At(top, "pre_tokenizer"), 0, has_byte_level, file.split_patterns));
   if (!has_byte_level) {
-    return Unsupported("pre_tokenizer", At(top, "pre_tokenizer"), "one that ends in ByteLevel is needed");
+    return Unsupported("pre_tokenizer", At(top, "pre_tokenizer"),
+                       "one that ends in ByteLevel is needed");
   }
   const json& decoder = At(top, "decoder");
   if (TypeOf(decoder) != "ByteLevel") {

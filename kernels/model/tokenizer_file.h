@@ -17,9 +17,9 @@ struct AddedToken {
 };
 
 struct TokenizerFile {
-  std::vector<std::string> token_bytes;     // id -> bytes; empty: no token
-  std::vector<std::string> word_bytes;      // the same of the BPE vocabulary alone
-  std::vector<BpeMerge> merges;             // by rank
+  std::vector<std::string> token_bytes;  // id -> bytes; empty: no token
+  std::vector<std::string> word_bytes;   // the same of the BPE vocabulary alone
+  std::vector<BpeMerge> merges;          // by rank
   bool ignore_merges = false;
   std::vector<AddedToken> added;
   std::vector<std::string> split_patterns;  // for TokenizerSplit

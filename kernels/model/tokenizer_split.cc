@@ -57,10 +57,11 @@ struct TokenizerSplit::Regex {
   absl::StatusOr<bool> Next(absl::string_view text, size_t from, pcre2_match_data* data,
                             size_t& begin, size_t& end) const {
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-    int found = pcre2_match(code.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK, data, nullptr);
+    int found =
+        pcre2_match(code.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK, data, nullptr);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
-      found = pcre2_match(code.get(), subject, text.size(), from,
-                          PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data, nullptr);
+      found = pcre2_match(code.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+                          data, nullptr);
     }
     if (found == PCRE2_ERROR_NOMATCH) return false;
     if (found < 0) {

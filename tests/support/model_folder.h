@@ -1,14 +1,13 @@
 // Where tests find the real model, and folders for tests to write in.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
-
-#include <gtest/gtest.h>
 
 namespace kvt {
 
@@ -22,8 +21,8 @@ inline std::string RealModelFolder() {
 }
 
 // In a test: const std::string folder = ...; for use as KVT_SKIP_WITHOUT_MODEL(folder).
-#define KVT_SKIP_WITHOUT_MODEL(folder)                                                        \
-  if ((folder).empty())                                                                       \
+#define KVT_SKIP_WITHOUT_MODEL(folder) \
+  if ((folder).empty())                \
   GTEST_SKIP() << "no model folder: run deploy/fetch_model.sh, or set KVT_MODEL_DIR"
 
 // A folder that is removed with everything in it. Path only; not thread-safe.

@@ -2,11 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <vector>
-
-#include "nlohmann/json.hpp"
 
 namespace kvt {
 
@@ -17,24 +14,10 @@ struct TestTensor {
   std::string bytes;
 };
 
-// Header length, header, data.
-inline std::string SafetensorsFile(const std::string& header, const std::string& data) {
-  const uint64_t size = header.size();
-  std::string file(8, '\0');
-  std::memcpy(file.data(), &size, 8);
-  return file + header + data;
-}
+// Header length, header, data: no check of anything.
+std::string SafetensorsFile(const std::string& header, const std::string& data);
 
-inline std::string SafetensorsFile(const std::vector<TestTensor>& tensors) {
-  nlohmann::json header = {{"__metadata__", {{"format", "pt"}}}};
-  std::string data;
-  for (const TestTensor& tensor : tensors) {
-    header[tensor.name] = {{"dtype", tensor.dtype},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {data.size(), data.size() + tensor.bytes.size()}}};
-    data += tensor.bytes;
-  }
-  return SafetensorsFile(header.dump(), data);
-}
+// The tensors one behind the other.
+std::string SafetensorsFile(const std::vector<TestTensor>& tensors);
 
 }  // namespace kvt

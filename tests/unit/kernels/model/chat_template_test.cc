@@ -35,10 +35,11 @@ TEST(ChatTemplate, SmolLm2_RendersWithItsSystemMessage) {
   EXPECT_EQ(chat->default_system(),
             "You are a helpful AI assistant named SmolLM, trained by Hugging Face");
   const ChatMessage hello[] = {{"user", "Hello!"}, {"assistant", "Hi."}, {"user", "Why?"}};
-  EXPECT_EQ(*chat->Render(hello),
-            "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
-            "Face<|im_end|>\n<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\nHi.<|im_end|>\n"
-            "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(
+      *chat->Render(hello),
+      "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+      "Face<|im_end|>\n<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\nHi.<|im_end|>\n"
+      "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n");
   const ChatMessage own[] = {{"system", "Be brief."}, {"user", "Hi"}};
   EXPECT_EQ(*chat->Render(own),
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
@@ -85,8 +86,9 @@ TEST(ChatTemplate, OtherTemplates_AreRefusedByName) {
   for (const std::string& text : cases) {
     const auto chat = LoadTemplate(text);
     EXPECT_EQ(chat.status().code(), absl::StatusCode::kUnimplemented) << text;
-    EXPECT_NE(std::string(chat.status().message()).find("tokenizer_config.json: field chat_template"),
-              std::string::npos)
+    EXPECT_NE(
+        std::string(chat.status().message()).find("tokenizer_config.json: field chat_template"),
+        std::string::npos)
         << chat.status();
   }
   EXPECT_EQ(LoadTemplate(nullptr).status().code(), absl::StatusCode::kNotFound);
@@ -109,7 +111,8 @@ TEST(ChatTemplate, RealModel_EncodesAsItRenders) {
   const auto tokenizer = Tokenizer::Load(folder);
   const auto chat = ChatTemplate::Load(folder);
   ASSERT_TRUE(tokenizer.ok() && chat.ok()) << chat.status();
-  const ChatMessage talk[] = {{"user", "\n\n What is  \n this?\n"}, {"assistant", "  "}, {"user", ""}};
+  const ChatMessage talk[] = {
+      {"user", "\n\n What is  \n this?\n"}, {"assistant", "  "}, {"user", ""}};
   EXPECT_EQ(*chat->Encode(**tokenizer, talk),
             *(*tokenizer)->Encode(*chat->Render(talk), SpecialTokens::kParse));
 }

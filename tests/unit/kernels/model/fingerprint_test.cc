@@ -1,8 +1,8 @@
 #include "kernels/model/fingerprint.h"
 
-#include <set>
-
 #include <gtest/gtest.h>
+
+#include <set>
 
 #include "tests/support/model_folder.h"
 #include "tests/support/safetensors_writer.h"
@@ -46,9 +46,9 @@ TEST(ModelFingerprint, AnyChange_ChangesIt) {
   const auto is_new = [&](const ModelConfig& config, const std::vector<TestTensor>& tensors) {
     return seen.insert(Fingerprint(config, tensors)).second;
   };
-  for (int ModelConfig::*field : {&ModelConfig::layers, &ModelConfig::hidden, &ModelConfig::intermediate,
-                                  &ModelConfig::heads, &ModelConfig::kv_heads, &ModelConfig::head_dim,
-                                  &ModelConfig::vocab}) {
+  for (int ModelConfig::*field :
+       {&ModelConfig::layers, &ModelConfig::hidden, &ModelConfig::intermediate, &ModelConfig::heads,
+        &ModelConfig::kv_heads, &ModelConfig::head_dim, &ModelConfig::vocab}) {
     ModelConfig config = Config();
     ++(config.*field);
     EXPECT_TRUE(is_new(config, Tensors()));

@@ -11,13 +11,25 @@ namespace {
 using nlohmann::json;
 
 json Llama() {
-  return {{"architectures", {"LlamaForCausalLM"}}, {"model_type", "llama"},
-          {"num_hidden_layers", 2}, {"hidden_size", 256}, {"intermediate_size", 512},
-          {"num_attention_heads", 8}, {"num_key_value_heads", 2}, {"head_dim", 64},
-          {"vocab_size", 512}, {"max_position_embeddings", 4096}, {"rope_theta", 500000.0},
-          {"rms_norm_eps", 1e-5}, {"hidden_act", "silu"}, {"tie_word_embeddings", true},
-          {"bos_token_id", 1}, {"eos_token_id", 2}, {"rope_scaling", nullptr},
-          {"attention_bias", false}, {"mlp_bias", false}};
+  return {{"architectures", {"LlamaForCausalLM"}},
+          {"model_type", "llama"},
+          {"num_hidden_layers", 2},
+          {"hidden_size", 256},
+          {"intermediate_size", 512},
+          {"num_attention_heads", 8},
+          {"num_key_value_heads", 2},
+          {"head_dim", 64},
+          {"vocab_size", 512},
+          {"max_position_embeddings", 4096},
+          {"rope_theta", 500000.0},
+          {"rms_norm_eps", 1e-5},
+          {"hidden_act", "silu"},
+          {"tie_word_embeddings", true},
+          {"bos_token_id", 1},
+          {"eos_token_id", 2},
+          {"rope_scaling", nullptr},
+          {"attention_bias", false},
+          {"mlp_bias", false}};
 }
 
 absl::StatusOr<ModelConfig> Load(const json& config, const json& generation = nullptr) {
@@ -161,7 +173,8 @@ TEST(ModelConfig, BrokenFile_IsRefused) {
   TempFolder folder;
   EXPECT_EQ(LoadModelConfig(folder.path()).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(LoadModelConfig(folder.path() + "/none").status().code(), absl::StatusCode::kNotFound);
-  for (const std::string text : {"", "{", "[]", "3", "{\"a\":1,}", "{\"hidden_size\":1,\"hidden_size\":2}"}) {
+  for (const std::string text :
+       {"", "{", "[]", "3", "{\"a\":1,}", "{\"hidden_size\":1,\"hidden_size\":2}"}) {
     folder.Write("config.json", text);
     const absl::Status status = LoadModelConfig(folder.path()).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text << ": " << status;

@@ -1,9 +1,9 @@
 #include "kernels/model/safetensors.h"
 
-#include <random>
-
 #include <gtest/gtest.h>
 
+#include "kernels/base/random.h"
+#include "nlohmann/json.hpp"
 #include "tests/support/model_folder.h"
 #include "tests/support/safetensors_writer.h"
 
@@ -41,13 +41,14 @@ TEST(Safetensors, OneFile_GivesItsTensors) {
 
 TEST(Safetensors, Find_NamesFileAndTensor) {
   TempFolder folder;
-  folder.Write("model.safetensors",
-               SafetensorsFile({{"a", "F32", {2}, std::string(8, 0)}, {"i", "I64", {1}, std::string(8, 0)}}));
+  folder.Write("model.safetensors", SafetensorsFile({{"a", "F32", {2}, std::string(8, 0)},
+                                                     {"i", "I64", {1}, std::string(8, 0)}}));
   const auto files = Safetensors::Open(folder.path());
   ASSERT_TRUE(files.ok()) << files.status();
   EXPECT_EQ((*files)->Find("c", {2}).status().code(), absl::StatusCode::kNotFound);
   const absl::Status shape = (*files)->Find("a", {2, 1}).status();
-  EXPECT_NE(std::string(shape.message()).find("model.safetensors: tensor a: shape [2], where config.json asks for [2, 1]"),
+  EXPECT_NE(std::string(shape.message())
+                .find("model.safetensors: tensor a: shape [2], where config.json asks for [2, 1]"),
             std::string::npos)
       << shape;
   const absl::Status type = (*files)->Find("i", {1}).status();
@@ -74,7 +75,8 @@ TEST(Safetensors, BadIndex_IsRefusedByName) {
   const std::pair<json, std::string> cases[] = {
       {json::object(), "weight_map is missing, empty"},
       {"x", "no object"},
-      {{{"a", "../model-1.safetensors"}}, "tensor a: \"../model-1.safetensors\" is not a file name"},
+      {{{"a", "../model-1.safetensors"}},
+       "tensor a: \"../model-1.safetensors\" is not a file name"},
       {{{"a", "/etc/passwd"}}, "is not a file name"},
       {{{"a", 3}}, "tensor a: 3 is not a file name"},
       {{{"a", "model-9.safetensors"}}, "model-9.safetensors: No such file"},
@@ -91,8 +93,9 @@ TEST(Safetensors, BadIndex_IsRefusedByName) {
   TempFolder twice;
   WriteShards(twice, {{"a", "model-1.safetensors"}, {"b", "model-2.safetensors"}});
   twice.Write("model-2.safetensors", SafetensorsFile(TwoTensors()));
-  EXPECT_NE(std::string(Safetensors::Open(twice.path()).status().message()).find("tensor a: stands in"),
-            std::string::npos);
+  EXPECT_NE(
+      std::string(Safetensors::Open(twice.path()).status().message()).find("tensor a: stands in"),
+      std::string::npos);
 }
 
 TEST(Safetensors, NoFile_IsNotFound) {
@@ -113,32 +116,52 @@ TEST(Safetensors, MalformedHeader_IsRefusedByName) {
       {SafetensorsFile("[]", ""), "header is not an object"},
       {SafetensorsFile("{\"t\":3}", ""), "tensor t: its header entry is not an object"},
       {SafetensorsFile("{}", data), "8 bytes after the last tensor"},
-      {SafetensorsFile(entry(R"("shape":[2],"data_offsets":[0,8])"), data), "tensor t: dtype is missing"},
-      {SafetensorsFile(entry(R"("dtype":"F32","data_offsets":[0,8])"), data), "tensor t: shape is missing"},
-      {SafetensorsFile(entry(R"("dtype":"F32","shape":[2])"), data), "tensor t: data_offsets is missing"},
-      {SafetensorsFile(entry(R"("dtype":"F3","shape":[2],"data_offsets":[0,8])"), data), "tensor t: dtype \"F3\""},
-      {SafetensorsFile(entry(R"("dtype":"F32","shape":[-2],"data_offsets":[0,8])"), data), "tensor t: shape [-2]"},
-      {SafetensorsFile(entry(R"("dtype":"F32","shape":[2.0],"data_offsets":[0,8])"), data), "tensor t: shape [2.0]"},
-      {SafetensorsFile(entry(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8])"), data),
+      {SafetensorsFile(entry(R"("shape":[2],"data_offsets":[0,8])"), data),
+       "tensor t: dtype is missing"},
+      {SafetensorsFile(entry(R"("dtype":"F32","data_offsets":[0,8])"), data),
+       "tensor t: shape is missing"},
+      {SafetensorsFile(entry(R"("dtype":"F32","shape":[2])"), data),
+       "tensor t: data_offsets is missing"},
+      {SafetensorsFile(entry(R"("dtype":"F3","shape":[2],"data_offsets":[0,8])"), data),
+       "tensor t: dtype \"F3\""},
+      {SafetensorsFile(entry(R"("dtype":"F32","shape":[-2],"data_offsets":[0,8])"), data),
+       "tensor t: shape [-2]"},
+      {SafetensorsFile(entry(R"("dtype":"F32","shape":[2.0],"data_offsets":[0,8])"), data),
+       "tensor t: shape [2.0]"},
+      {SafetensorsFile(
+           entry(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8])"), data),
        "overflows"},
-      {SafetensorsFile(entry(R"("dtype":"F32","shape":[1,1,1,1,1,1,1,1,2],"data_offsets":[0,8])"), data),
+      {SafetensorsFile(entry(R"("dtype":"F32","shape":[1,1,1,1,1,1,1,1,2],"data_offsets":[0,8])"),
+                       data),
        "too many dimensions"},
-      {SafetensorsFile(entry(R"("dtype":"F32","shape":[3],"data_offsets":[0,8])"), data), "need 12"},
-      {SafetensorsFile(entry(R"("dtype":"F32","shape":[3],"data_offsets":[0,12])"), data), "not within"},
-      {SafetensorsFile(entry(R"("dtype":"F32","shape":[2],"data_offsets":[8,0])"), data), "not within"},
-      {SafetensorsFile(entry(R"("dtype":"F32","shape":[2],"data_offsets":[0,8,9])"), data), "not two numbers"},
-      {SafetensorsFile(entry(R"("dtype":"F32","shape":[2],"data_offsets":[-8,0])"), data), "not within"},
-      {SafetensorsFile(R"({"t":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"t":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})", data),
+      {SafetensorsFile(entry(R"("dtype":"F32","shape":[3],"data_offsets":[0,8])"), data),
+       "need 12"},
+      {SafetensorsFile(entry(R"("dtype":"F32","shape":[3],"data_offsets":[0,12])"), data),
+       "not within"},
+      {SafetensorsFile(entry(R"("dtype":"F32","shape":[2],"data_offsets":[8,0])"), data),
+       "not within"},
+      {SafetensorsFile(entry(R"("dtype":"F32","shape":[2],"data_offsets":[0,8,9])"), data),
+       "not two numbers"},
+      {SafetensorsFile(entry(R"("dtype":"F32","shape":[2],"data_offsets":[-8,0])"), data),
+       "not within"},
+      {SafetensorsFile(
+           R"({"t":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"t":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
+           data),
        "field t stands twice"},
-      {SafetensorsFile(R"({"t":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"u":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})", data),
+      {SafetensorsFile(
+           R"({"t":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"u":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
+           data),
        "tensor u: begins at 4, where 8 is expected"},
-      {SafetensorsFile(R"({"t":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"u":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})", data),
+      {SafetensorsFile(
+           R"({"t":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"u":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
+           data),
        "tensor u: begins at 4, where 2 is expected"},
   };
   for (const auto& [file, message] : cases) {
     const absl::Status status = OpenText(file);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << message;
-    EXPECT_NE(std::string(status.message()).find("model.safetensors: "), std::string::npos) << status;
+    EXPECT_NE(std::string(status.message()).find("model.safetensors: "), std::string::npos)
+        << status;
     EXPECT_NE(std::string(status.message()).find(message), std::string::npos) << status;
   }
 }
@@ -154,18 +177,18 @@ TEST(Safetensors, DamagedFile_NeverReadsOutside) {
   for (size_t size = 0; size < good.size(); ++size) {
     EXPECT_FALSE(OpenText(good.substr(0, size)).ok()) << size;
   }
-  const uint32_t seed = 7;
+  const uint64_t seed = 7;
   SCOPED_TRACE(seed);
-  std::mt19937 random(seed);
+  Random random(seed);
   const size_t header_end = good.size() - 34;
   TempFolder folder;
   int opened = 0;
   for (int round = 0; round < 4000; ++round) {
     std::string bad = good;
-    for (int change = random() % 3; change >= 0; --change) {
+    for (int change = random.Below(3); change >= 0; --change) {
       constexpr char kPool[] = "0123456789[]{},:\"-eF \\";
-      bad[random() % header_end] = round % 2 == 0 ? kPool[random() % (sizeof(kPool) - 1)]
-                                                  : static_cast<char>(random());
+      bad[random.Below(header_end)] = round % 2 == 0 ? kPool[random.Below((sizeof(kPool) - 1))]
+                                                     : static_cast<char>(random.Next());
     }
     folder.Write("model.safetensors", bad);
     const auto files = Safetensors::Open(folder.path());

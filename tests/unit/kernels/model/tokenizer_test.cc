@@ -1,9 +1,9 @@
 #include "kernels/model/tokenizer.h"
 
+#include <gtest/gtest.h>
+
 #include <fstream>
 #include <thread>
-
-#include <gtest/gtest.h>
 
 #include "nlohmann/json.hpp"
 #include "tests/support/model_folder.h"
@@ -30,9 +30,9 @@ void CheckGoldens(const Tokenizer& tokenizer, const json& goldens) {
     EXPECT_EQ(*ids, Ids(golden["ids"]));
     const auto as_text = tokenizer.Encode(text, SpecialTokens::kAsText);
     ASSERT_TRUE(as_text.ok()) << as_text.status();
-    EXPECT_EQ(*as_text, Ids(golden.contains("ids_as_text") ? golden["ids_as_text"] : golden["ids"]));
-    EXPECT_EQ(tokenizer.Decode(*ids, Tokenizer::Special::kKeep),
-              golden.value("decoded", text));
+    EXPECT_EQ(*as_text,
+              Ids(golden.contains("ids_as_text") ? golden["ids_as_text"] : golden["ids"]));
+    EXPECT_EQ(tokenizer.Decode(*ids, Tokenizer::Special::kKeep), golden.value("decoded", text));
     TokenStream stream(tokenizer, Tokenizer::Special::kKeep);
     std::string streamed;
     for (const int32_t id : *ids) {
@@ -83,10 +83,10 @@ std::unique_ptr<Tokenizer> Small() {
 TEST(Tokenizer, InvalidUtf8_NamesTheByte) {
   const auto tokenizer = Small();
   const std::pair<std::string, std::string> cases[] = {
-      {"abc\xff", "byte 0xff at offset 3"},       // never in UTF-8
-      {"\xc3", "byte 0xc3 at offset 0"},          // cut
-      {"ab\xed\xa0\x80", "byte 0xed at offset 2"},  // surrogate
-      {"\xc0\xaf", "byte 0xc0 at offset 0"},      // overlong
+      {"abc\xff", "byte 0xff at offset 3"},                      // never in UTF-8
+      {"\xc3", "byte 0xc3 at offset 0"},                         // cut
+      {"ab\xed\xa0\x80", "byte 0xed at offset 2"},               // surrogate
+      {"\xc0\xaf", "byte 0xc0 at offset 0"},                     // overlong
       {"0123456789\xf4\x90\x80\x80", "byte 0xf4 at offset 10"},  // beyond U+10FFFF
       {"\x80", "byte 0x80 at offset 0"},
   };
@@ -98,8 +98,9 @@ TEST(Tokenizer, InvalidUtf8_NamesTheByte) {
 }
 
 TEST(Tokenizer, TextTooLong_IsRefused) {
-  EXPECT_EQ(Small()->Encode(std::string(kEncodeBytesMax + 1, 'a'), SpecialTokens::kParse).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      Small()->Encode(std::string(kEncodeBytesMax + 1, 'a'), SpecialTokens::kParse).status().code(),
+      absl::StatusCode::kInvalidArgument);
 }
 
 TEST(Tokenizer, IdsWithoutToken_GiveNothing) {
@@ -196,18 +197,20 @@ TEST(Tokenizer, MalformedFile_IsRefusedByName) {
       {"/added_tokens/1/id", 9, "<|im_start|> has id 9, which another token has"},
       {"/added_tokens/1/content", "", "added_tokens has an entry without content"},
       {"/pre_tokenizer", json{{"type", "Sequence"}}, "Sequence: pretokenizers is no list"},
-      {"/post_processor", json{{"type", "TemplateProcessing"}}, "post_processor: single is missing"},
+      {"/post_processor", json{{"type", "TemplateProcessing"}},
+       "post_processor: single is missing"},
   };
   for (const auto& [pointer, value, message] : cases) {
     const absl::Status status = LoadChanged(pointer, value);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << pointer << ": " << status;
     EXPECT_NE(std::string(status.message()).find(message), std::string::npos) << status;
   }
-  const absl::Status pattern = LoadChanged(
-      "/pre_tokenizer", {{"type", "Sequence"},
-                         {"pretokenizers",
-                          {{{"type", "Split"}, {"behavior", "Isolated"}, {"pattern", {{"Regex", "(a"}}}},
-                           {{"type", "ByteLevel"}, {"add_prefix_space", false}}}}});
+  const absl::Status pattern =
+      LoadChanged("/pre_tokenizer",
+                  {{"type", "Sequence"},
+                   {"pretokenizers",
+                    {{{"type", "Split"}, {"behavior", "Isolated"}, {"pattern", {{"Regex", "(a"}}}},
+                     {{"type", "ByteLevel"}, {"add_prefix_space", false}}}}});
   EXPECT_NE(std::string(pattern.message()).find("pattern (a:"), std::string::npos) << pattern;
   TempFolder folder;
   EXPECT_EQ(Tokenizer::Load(folder.path()).status().code(), absl::StatusCode::kNotFound);
