@@ -1,4 +1,4 @@
-// What identifies a block: its key, and what must match on a hit.
+// What identifies a block: its key, and what must match on a hit; and what a lookup answers.
 #pragma once
 
 #include <cstdint>
@@ -15,5 +15,7 @@ struct BlockName {
   Provenance provenance = Provenance::kExact;
   bool ticket_private = false;  // partial tail, or approximate while its ticket lives
 };
+
+enum class BlockPresence : uint8_t { kAbsent = 0, kBaseOnly = 1, kExact = 2 };
 
 }  // namespace kvt

@@ -1,0 +1,25 @@
+// Named maxima of a store's index.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/base/limits.h"
+
+namespace kvt {
+
+// Models (fingerprint, numerics id and geometry) whose blocks a store holds or has held since boot.
+inline constexpr size_t kStoreSpacesMax = 256;
+// Record sizes in one arena.
+inline constexpr size_t kRecordClassesMax = 64;
+// Sharing domains seen since boot; their names are kept.
+inline constexpr size_t kStoreDomainsMax = 64 * 1024;
+// A tenant's name, a worker's name, a fingerprint, a numerics id.
+inline constexpr size_t kStoreNameBytesMax = 1024;
+// Fenced epochs remembered of tickets that are gone.
+inline constexpr size_t kFencedTicketsMax = static_cast<size_t>(kStoreTicketsMax);
+// Sealed blocks that were hit by a second ticket are kept over those that were not, up to this
+// share of what can be evicted.
+inline constexpr uint64_t kProtectedPercent = 80;
+
+}  // namespace kvt
