@@ -2,18 +2,20 @@
 // attention_isa_*.cc files only, each compiled for its own instruction set. Everything is in an
 // unnamed namespace: no code of one instruction set is ever linked in place of another's.
 //
-// For each tile of 128 keys: join the planes and convert K and V to operands once (an operand lane
-// is an f32, or a pair of bf16), then for each register block of kRows query vectors
-//   S = Q K^T     kRows x 16..128 lanes, accumulated over channels in order
-//   softmax       maximum, exp2, sums by lane; weights stored as operands
-//   O = a O + P V kRows x head_dim lanes, accumulated over keys in order
-// Operands of a tile: K panels of 64 keys [head_dim / kPack][64], V [128 / kPack][head_dim].
+// For each tile of 128 keys, for all query vectors of the task:
+//   S = Q K^T     by panels of 64 keys: join the planes of K, convert them to operands once, then
+//                 blocks of kRows x Columns registers, accumulated over channels in order
+//   softmax       maximum, exp2, sums by lane; weights replace scores, as operands
+//   O = a O + P V by panels of 64 keys of V, accumulated over keys in order
+// An operand lane is an f32, or a pair of bf16. A panel stays in the first-level cache while all
+// query vectors pass; their scores and accumulators stream through the second.
+//   K panel [head_dim / kPack][64]      V panel [64 / kPack][head_dim]
 // Every lane's sequence of operations depends on (position, tile) alone, never on the block of
-// registers it is in. Work: 4 * head_dim flop a (query vector, key); bound by dot products in
-// prefill and by reading the planes in decode.
+// registers it is in. Work: 4 * head_dim flop a (query vector, key); bound by products in prefill
+// and by reading the planes in decode.
 //
-// Arch supplies: V (16 floats), B (16 operands), Operand, kPack, kRows, kColumns (of a register
-// block, in V), kExp2 (coefficients), and the functions used below.
+// Arch supplies: V (16 floats), B (16 operands), Operand, kPack, kRows and Columns(rows) (of a
+// register block, columns in V), kExp2 (coefficients), and the functions used below.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +29,10 @@ namespace {
 constexpr float kLowest = -3.0e38f;  // a maximum before the first key
 constexpr int kBlock = kBlockTokens;
 constexpr int kTileBlocks = kAttentionTile / kBlock;
-constexpr int kPanel = 64;  // keys of a K panel
+constexpr int kPanel = 64;  // keys
+constexpr int kPanelBlocks = kPanel / kBlock;
+
+alignas(64) constexpr float kOnes[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 inline int MinInt(int a, int b) { return a < b ? a : b; }
 inline int MaxInt(int a, int b) { return a > b ? a : b; }
@@ -39,7 +44,6 @@ struct Attention {
   using Operand = typename Arch::Operand;
   static constexpr int kPack = Arch::kPack;
   static constexpr int kRows = Arch::kRows;
-  static constexpr int kColumns = Arch::kColumns;
 
   // Parts of the scratch.
   struct State {
@@ -50,10 +54,9 @@ struct Attention {
     float* total_out;    // [vectors][head_dim]
     float* total_sum;    // [vectors + 16]
     float* total_max;    // [vectors + 16]
-    Operand* k;          // [2 panels][head_dim / kPack][64]
-    Operand* v;          // [128 / kPack][head_dim]
-    float* scores;       // [kRows][128]
-    Operand* weights;    // [kRows][128 / kPack]
+    Operand* panel;      // K [head_dim / kPack][64], then V [64 / kPack][head_dim]
+    float* alpha;        // [vectors + 16]: by what the accumulators shrink at this tile
+    float* scores;       // [vectors][128]; weights take their place, operands from the row's start
   };
 
   template <typename T>
@@ -75,10 +78,9 @@ struct Attention {
     s.total_out = Carve<float>(at, vectors * dim);
     s.total_sum = Carve<float>(at, vectors + 16);
     s.total_max = Carve<float>(at, vectors + 16);
-    s.k = Carve<Operand>(at, kAttentionTile * dim / kPack);
-    s.v = Carve<Operand>(at, kAttentionTile * dim / kPack);
-    s.scores = Carve<float>(at, static_cast<size_t>(kRows) * kAttentionTile);
-    s.weights = Carve<Operand>(at, static_cast<size_t>(kRows) * kAttentionTile / kPack);
+    s.panel = Carve<Operand>(at, kPanel * dim / kPack);
+    s.alpha = Carve<float>(at, vectors + 16);
+    s.scores = Carve<float>(at, vectors * kAttentionTile);
     return s;
   }
 
@@ -134,6 +136,7 @@ struct Attention {
   template <int M, bool kScaled>
   static void ProductColumns(const Operand* a, int a_stride, const Operand* b, int b_stride,
                              int steps, float* c, int c_stride, int columns, const float* scale) {
+    constexpr int kColumns = Arch::Columns(M);
     int j = 0;
     for (; j + kColumns <= columns; j += kColumns) {
       Product<M, kColumns, kScaled>(a, a_stride, b + 16 * j, b_stride, steps, c + 16 * j, c_stride,
@@ -160,30 +163,63 @@ struct Attention {
     }
   }
 
-  // Scores of M vectors become weights (operands) and `alpha`, by which what was summed before
-  // shrinks. `valid[i]` keys of the last of `key_vectors` are not masked.
-  template <int M>
-  static void Softmax(const State& s, int first, int key_vectors, const int* valid, float* alpha) {
+  // Calls fn.operator()<M>(first vector) for register blocks that cover [begin, end).
+  template <typename Fn>
+  static void ForEachBlock(int begin, int end, Fn fn) {
+    static_assert(kRows <= 6);
+    int i = begin;
+    for (; i + kRows <= end; i += kRows) fn.template operator()<kRows>(i);
+    switch (end - i) {
+      case 5:
+        if constexpr (kRows > 5) fn.template operator()<5>(i);
+        break;
+      case 4:
+        if constexpr (kRows > 4) fn.template operator()<4>(i);
+        break;
+      case 3:
+        if constexpr (kRows > 3) fn.template operator()<3>(i);
+        break;
+      case 2: fn.template operator()<2>(i); break;
+      case 1: fn.template operator()<1>(i); break;
+      default: break;
+    }
+  }
+
+  // Scores of vectors [first, first + count), count <= 16, become weights, and alpha is set. All see
+  // `key_vectors` key blocks of the tile.
+  static void Softmax(const AttentionTask& task, const State& s, int first, int count,
+                      int key_vectors, int tile_begin) {
+    const int last_begin = tile_begin + kBlock * (key_vectors - 1);
     alignas(64) float peak[16];
     Arch::Store(peak, Arch::Set(kLowest));
-    for (int i = 0; i < M; ++i) {
-      float* scores = s.scores + i * kAttentionTile;
+    for (int i = 0; i < count; ++i) {
+      float* scores = s.scores + (first + i) * kAttentionTile;
       float* last = scores + 16 * (key_vectors - 1);
-      const V masked = Arch::Select(valid[i], Arch::Load(last), Arch::Set(-__builtin_inff()));
-      V maximum = masked;
-      for (int j = 0; j < key_vectors - 1; ++j) maximum = Arch::Max(maximum, Arch::Load(scores + 16 * j));
-      if (valid[i] != 16) Arch::Store(last, masked);
+      const int position = task.first_position + (first + i) / task.group;
+      const int valid = MinInt(kBlock, position + 1 - last_begin);
+      V maximum = Arch::Load(last);
+      if (valid != kBlock) {
+        maximum = Arch::Select(valid, maximum, Arch::Set(-__builtin_inff()));
+        Arch::Store(last, maximum);
+      }
+      for (int j = 0; j < key_vectors - 1; ++j) {
+        maximum = Arch::Max(maximum, Arch::Load(scores + 16 * j));
+      }
       peak[i] = Arch::ReduceMax(maximum);
     }
     const V before = Arch::LoadUnaligned(s.range_max + first);
     const V now = Arch::Max(before, Arch::Load(peak));
     alignas(64) float now_lanes[16];
+    alignas(64) float alpha[16];
     Arch::Store(now_lanes, now);
     Arch::Store(alpha, Exp2(Arch::Sub(before, now)));
-    for (int i = 0; i < M; ++i) s.range_max[first + i] = now_lanes[i];
-    for (int i = 0; i < M; ++i) {
-      const float* scores = s.scores + i * kAttentionTile;
-      Operand* weights = s.weights + i * (kAttentionTile / kPack);
+    for (int i = 0; i < count; ++i) {
+      s.range_max[first + i] = now_lanes[i];
+      s.alpha[first + i] = alpha[i];
+    }
+    for (int i = 0; i < count; ++i) {
+      const float* scores = s.scores + (first + i) * kAttentionTile;
+      Operand* weights = Weights(s, first + i);
       const V top = Arch::Set(now_lanes[i]);
       float* sums = s.range_sum + (first + i) * 16;
       V sum = Arch::Mul(Arch::Load(sums), Arch::Set(alpha[i]));
@@ -203,52 +239,8 @@ struct Attention {
     }
   }
 
-  // One tile for vectors [first, first + M), all of which see `key_vectors` key blocks of it.
-  template <int M>
-  static void RegisterBlock(const AttentionTask& task, const State& s, int first, int key_vectors,
-                            int tile_begin) {
-    const int dim = task.head_dim;
-    const int steps = dim / kPack;
-    const Operand* q = s.q + first * steps;
-    for (int panel = 0; 4 * panel < key_vectors; ++panel) {
-      ProductColumns<M, false>(q, steps, s.k + panel * steps * kPanel, kPanel, steps,
-                               s.scores + panel * kPanel, kAttentionTile,
-                               MinInt(4, key_vectors - 4 * panel), nullptr);
-    }
-    int valid[M];
-    const int last_begin = tile_begin + kBlock * (key_vectors - 1);
-    for (int i = 0; i < M; ++i) {
-      const int position = task.first_position + (first + i) / task.group;
-      valid[i] = MinInt(kBlock, position + 1 - last_begin);
-    }
-    alignas(64) float alpha[16];
-    Softmax<M>(s, first, key_vectors, valid, alpha);
-    ProductColumns<M, true>(s.weights, kAttentionTile / kPack, s.v, dim,
-                            key_vectors * kBlock / kPack, s.range_out + first * dim, dim, dim / 16,
-                            alpha);
-  }
-
-  static void Vectors(const AttentionTask& task, const State& s, int begin, int end,
-                      int key_vectors, int tile_begin) {
-    int i = begin;
-    for (; i + kRows <= end; i += kRows) {
-      RegisterBlock<kRows>(task, s, i, key_vectors, tile_begin);
-    }
-    static_assert(kRows <= 6);
-    switch (end - i) {
-      case 5:
-        if constexpr (kRows > 5) RegisterBlock<5>(task, s, i, key_vectors, tile_begin);
-        break;
-      case 4:
-        if constexpr (kRows > 4) RegisterBlock<4>(task, s, i, key_vectors, tile_begin);
-        break;
-      case 3:
-        if constexpr (kRows > 3) RegisterBlock<3>(task, s, i, key_vectors, tile_begin);
-        break;
-      case 2: RegisterBlock<2>(task, s, i, key_vectors, tile_begin); break;
-      case 1: RegisterBlock<1>(task, s, i, key_vectors, tile_begin); break;
-      default: break;
-    }
+  static Operand* Weights(const State& s, int vector) {
+    return reinterpret_cast<Operand*>(s.scores + vector * kAttentionTile);
   }
 
   struct Planes {
@@ -261,44 +253,41 @@ struct Attention {
             pair.residual == kSlotNone ? nullptr : task.slots + pair.residual * task.slot_bytes};
   }
 
-  static void ConvertV(const AttentionTask& task, const State& s, int block, int index, int limit) {
+  // Fetches K or V (`half` 0 or 1) of a block that is needed soon.
+  static void PrefetchHalf(const AttentionTask& task, int block, int half) {
+    if (block * kBlock >= task.key_end) return;
     const Planes planes = BlockPlanes(task, block);
-    const int v_begin = kBlock * task.head_dim;
-    Operand* to = s.v + index * (kBlock / kPack) * task.head_dim;
+    const int bytes = kBlock * task.head_dim;
+    for (int i = 0; i < bytes; i += 64) Arch::Prefetch(planes.base + half * bytes + i);
+    if (planes.residual == nullptr) return;
+    for (int i = 0; i < bytes; i += 64) Arch::Prefetch(planes.residual + half * bytes + i);
+  }
+
+  static void ConvertK(const AttentionTask& task, const State& s, int block, int index) {
+    const Planes planes = BlockPlanes(task, block);
+    Operand* to = s.panel + index * 16;
     if (planes.residual != nullptr) {
-      Arch::template ConvertV<true>(planes.base + v_begin, planes.residual + v_begin,
-                                    task.head_dim, limit, to);
+      Arch::template ConvertK<true>(planes.base, planes.residual, task.head_dim, to, kPanel);
     } else {
-      Arch::template ConvertV<false>(planes.base + v_begin, planes.base + v_begin, task.head_dim, limit, to);
+      Arch::template ConvertK<false>(planes.base, planes.base, task.head_dim, to, kPanel);
     }
   }
 
-  // Converts the key blocks of one tile; V of keys from key_end on reads as zero (their slots may
-  // hold anything). Fetches the next tile ahead.
-  static void ConvertTile(const AttentionTask& task, const State& s, int tile_begin) {
-    const int keys = MinInt(kAttentionTile, task.key_end - tile_begin);
-    const int steps = task.head_dim / kPack;
-    const size_t plane_bytes = size_t{2} * kBlock * static_cast<size_t>(task.head_dim);
-    for (int index = 0; index * kBlock < keys; ++index) {
-      const int block = tile_begin / kBlock + index;
-      if ((block + kTileBlocks) * kBlock < task.key_end) {
-        const Planes ahead = BlockPlanes(task, block + kTileBlocks);
-        for (size_t byte = 0; byte < plane_bytes; byte += 64) Arch::Prefetch(ahead.base + byte);
-        if (ahead.residual != nullptr) {
-          for (size_t byte = 0; byte < plane_bytes; byte += 64) {
-            Arch::Prefetch(ahead.residual + byte);
-          }
-        }
-      }
-      const Planes planes = BlockPlanes(task, block);
-      Operand* k = s.k + (index / 4) * steps * kPanel + (index % 4) * 16;
-      if (planes.residual != nullptr) {
-        Arch::template ConvertK<true>(planes.base, planes.residual, task.head_dim, k, kPanel);
-      } else {
-        Arch::template ConvertK<false>(planes.base, planes.base, task.head_dim, k, kPanel);
-      }
-      ConvertV(task, s, block, index, MinInt(kBlock, keys - index * kBlock));
+  // V of tokens from `limit` on reads as zero.
+  static void ConvertV(const AttentionTask& task, const State& s, int block, int index, int limit) {
+    const Planes planes = BlockPlanes(task, block);
+    const int at = kBlock * task.head_dim;
+    Operand* to = s.panel + index * (kBlock / kPack) * task.head_dim;
+    if (planes.residual != nullptr) {
+      Arch::template ConvertV<true>(planes.base + at, planes.residual + at, task.head_dim, limit, to);
+    } else {
+      Arch::template ConvertV<false>(planes.base + at, planes.base + at, task.head_dim, limit, to);
     }
+  }
+
+  // Tokens of a block that the task may read: beyond them slots may hold anything.
+  static int BlockLimit(const AttentionTask& task, int block) {
+    return MinInt(kBlock, task.key_end - block * kBlock);
   }
 
   // Whether a V of the block is not finite. Then 0 * V of a masked key is not 0, and rows that mask
@@ -311,29 +300,93 @@ struct Attention {
     return found;
   }
 
-  static void Tile(const AttentionTask& task, const State& s, int tile_begin) {
-    ConvertTile(task, s, tile_begin);
+  // Calls fn(row, end, key_vectors) for runs of rows that see the same key blocks of the tile.
+  template <typename Fn>
+  static void ForEachRun(const AttentionTask& task, int tile_begin, Fn fn) {
     int row = MaxInt(0, tile_begin - task.first_position);
     while (row < task.rows) {
       const int offset = task.first_position + row - tile_begin;  // >= 0
       const int key_vectors = MinInt(kTileBlocks, offset / kBlock + 1);
-      // Rows up to `end` see the same key blocks; those before `whole` mask some keys of the last.
       const int end = key_vectors < kTileBlocks
                           ? MinInt(task.rows, row + kBlock - offset % kBlock)
                           : task.rows;
-      const int whole_row = tile_begin + kBlock * key_vectors - 1 - task.first_position;
-      const int block = tile_begin / kBlock + key_vectors - 1;
-      if (end - row > 1 && row < whole_row && HasNonFiniteV(task, block)) {
-        for (; row < MinInt(end, whole_row); ++row) {
-          ConvertV(task, s, block, key_vectors - 1, (task.first_position + row) % kBlock + 1);
-          Vectors(task, s, row * task.group, (row + 1) * task.group, key_vectors, tile_begin);
-        }
-        ConvertV(task, s, block, key_vectors - 1,
-                 MinInt(kBlock, task.key_end - block * kBlock));
-      }
-      Vectors(task, s, row * task.group, end * task.group, key_vectors, tile_begin);
+      fn(row, end, key_vectors);
       row = end;
     }
+  }
+
+  static void Scores(const AttentionTask& task, const State& s, int tile_begin, int panel) {
+    const int first_block = (tile_begin + panel * kPanel) / kBlock;
+    for (int i = 0; i < kPanelBlocks && (first_block + i) * kBlock < task.key_end; ++i) {
+      PrefetchHalf(task, first_block + i + kTileBlocks, 0);
+      ConvertK(task, s, first_block + i, i);
+    }
+    const int steps = task.head_dim / kPack;
+    ForEachRun(task, tile_begin, [&](int row, int end, int key_vectors) {
+      const int columns = MinInt(kPanelBlocks, key_vectors - panel * kPanelBlocks);
+      if (columns <= 0) return;
+      ForEachBlock(row * task.group, end * task.group, [&]<int M>(int first) {
+        ProductColumns<M, false>(s.q + first * steps, steps, s.panel, kPanel, steps,
+                                 s.scores + first * kAttentionTile + panel * kPanel,
+                                 kAttentionTile, columns, nullptr);
+      });
+    });
+  }
+
+  // O = alpha O + P V for one panel; alpha only with the first.
+  static void AccumulateRun(const AttentionTask& task, const State& s, int panel, int row, int end,
+                            int columns) {
+    const int dim = task.head_dim;
+    const int steps = columns * kBlock / kPack;
+    ForEachBlock(row * task.group, end * task.group, [&]<int M>(int first) {
+      const Operand* weights = Weights(s, first) + panel * kPanel / kPack;
+      float* out = s.range_out + first * dim;
+      if (panel == 0) {
+        ProductColumns<M, true>(weights, kAttentionTile, s.panel, dim, steps, out, dim, dim / 16,
+                                s.alpha + first);
+      } else {
+        ProductColumns<M, true>(weights, kAttentionTile, s.panel, dim, steps, out, dim, dim / 16,
+                                kOnes);
+      }
+    });
+  }
+
+  static void Outputs(const AttentionTask& task, const State& s, int tile_begin, int panel) {
+    const int first_block = (tile_begin + panel * kPanel) / kBlock;
+    for (int i = 0; i < kPanelBlocks && (first_block + i) * kBlock < task.key_end; ++i) {
+      PrefetchHalf(task, first_block + i + kTileBlocks, 1);
+      ConvertV(task, s, first_block + i, i, BlockLimit(task, first_block + i));
+    }
+    ForEachRun(task, tile_begin, [&](int row, int end, int key_vectors) {
+      const int columns = MinInt(kPanelBlocks, key_vectors - panel * kPanelBlocks);
+      if (columns <= 0) return;
+      // Rows before `whole` mask keys of the last key block, which is in this panel if it is the
+      // last one they see.
+      const int block = tile_begin / kBlock + key_vectors - 1;
+      const int whole = MinInt(end, (block + 1) * kBlock - 1 - task.first_position);
+      const bool last_panel = key_vectors <= (panel + 1) * kPanelBlocks;
+      if (last_panel && end - row > 1 && row < whole && HasNonFiniteV(task, block)) {
+        for (; row < whole; ++row) {
+          ConvertV(task, s, block, columns - 1, (task.first_position + row) % kBlock + 1);
+          AccumulateRun(task, s, panel, row, row + 1, columns);
+        }
+        ConvertV(task, s, block, columns - 1, BlockLimit(task, block));
+      }
+      AccumulateRun(task, s, panel, row, end, columns);
+    });
+  }
+
+  static void Tile(const AttentionTask& task, const State& s, int tile_begin) {
+    const bool two_panels = tile_begin + kPanel < task.key_end;
+    Scores(task, s, tile_begin, 0);
+    if (two_panels) Scores(task, s, tile_begin, 1);
+    ForEachRun(task, tile_begin, [&](int row, int end, int key_vectors) {
+      for (int first = row * task.group; first < end * task.group; first += 16) {
+        Softmax(task, s, first, MinInt(16, end * task.group - first), key_vectors, tile_begin);
+      }
+    });
+    Outputs(task, s, tile_begin, 0);
+    if (two_panels) Outputs(task, s, tile_begin, 1);
   }
 
   // total = total + range, by their maxima; `range_*` of one vector. The same for partial results.

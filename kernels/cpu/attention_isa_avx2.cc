@@ -19,7 +19,7 @@ struct Avx2 {
   using Operand = float;
   static constexpr int kPack = 1;
   static constexpr int kRows = 3;
-  static constexpr int kColumns = 2;
+  static constexpr int Columns(int) { return 2; }
   // 2^f on [-0.5, 0.5] is 1 + f (c0 + f (c1 + ...)), minimax; relative error 7.9e-8 in f32.
   static constexpr float kExp2[] = {6.931471825e-01f, 2.402264774e-01f, 5.550332367e-02f,
                                     9.618436918e-03f, 1.339887502e-03f, 1.535336196e-04f};

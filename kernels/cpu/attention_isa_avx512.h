@@ -11,7 +11,7 @@ namespace {
 struct Avx512 {
   using V = __m512;
   static constexpr int kRows = 6;
-  static constexpr int kColumns = 4;
+  static constexpr int Columns(int) { return 4; }
 
   static V Zero() { return _mm512_setzero_ps(); }
   static V Set(float x) { return _mm512_set1_ps(x); }

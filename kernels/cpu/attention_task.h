@@ -63,16 +63,16 @@ constexpr int AttentionVectorsMax(int head_dim) {
   return head_dim <= 64 ? 192 : head_dim <= 128 ? 128 : 96;
 }
 
-// Scratch of one thread: queries, two states, a tile of K and V as operands, scores and weights.
+// Scratch of one thread: queries, two states, a panel of K or V as operands, scores.
 constexpr size_t AttentionScratchBytes(int head_dim) {
   const auto vectors = static_cast<size_t>(AttentionVectorsMax(head_dim));
   const auto dim = static_cast<size_t>(head_dim);
   const size_t floats = vectors * dim                       // queries
                         + 2 * vectors * dim                 // accumulators: range, total
                         + vectors * 16                      // sums of the range, by lane
-                        + 3 * (vectors + 16)                // maxima; sum of the total
-                        + 2 * kAttentionTile * dim          // K and V
-                        + 2 * 8 * kAttentionTile;           // scores and weights of <= 8 vectors
+                        + 4 * (vectors + 16)                // maxima, sum of the total, alpha
+                        + 64 * dim                          // a panel of K or V
+                        + vectors * kAttentionTile;         // scores
   return floats * sizeof(float) + 16 * 64;                  // each part starts a cache line
 }
 
