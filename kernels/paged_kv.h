@@ -35,10 +35,10 @@ struct AttentionSegment {
 };
 
 // out[row, h, :] = softmax(scale * q[row, h, :] . K[kv(h)]^T) V[kv(h)], kv(h) = h / (query_heads /
-// kv_heads), K and V read from slots in the stored fp16 (in bf16 mode rounded to bf16 for the
-// products, accumulated in f32). The result of a row depends on its own sequence alone, bit for bit
-// (DESIGN 2: key tiles of fixed size anchored at position 0, combined in order; masked positions are
-// selected away).
+// kv_heads), K and V read from slots in the stored fp16 (in bf16 mode the backend may round them,
+// the query and the weights to bf16 for the products, accumulated in f32). The result of a row
+// depends on its own sequence alone, bit for bit (DESIGN 2: key tiles of fixed size anchored at
+// position 0, combined in order; masked positions are selected away).
 struct PagedAttentionArgs {
   Geometry geometry;
   int query_heads = 0;  // multiple of geometry.kv_heads

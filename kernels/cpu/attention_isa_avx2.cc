@@ -1,5 +1,5 @@
 // Paged attention with AVX2, FMA and F16C: what every processor of the default build has. f32
-// products; in bf16 mode operands are rounded to bf16 first.
+// products.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -9,7 +9,6 @@
 namespace kvt {
 namespace {
 
-template <bool kRounded>
 struct Avx2 {
   struct V {
     __m256 lo;
@@ -86,20 +85,18 @@ struct Avx2 {
     _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
   }
 
+  // To nearest, ties to even; a NaN stays one. The result is in the upper half.
   static __m256 RoundBf16(__m256 v) {
     const __m256i bits = _mm256_castps_si256(v);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
     const __m256i kept = _mm256_and_si256(sum, _mm256_set1_epi32(static_cast<int>(0xffff0000u)));
-    return _mm256_blendv_ps(_mm256_castsi256_ps(kept), v, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-  }
-  static V ToOperand(V v) {
-    if constexpr (kRounded) return {RoundBf16(v.lo), RoundBf16(v.hi)};
-    return v;
+    const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
+    return _mm256_blendv_ps(_mm256_castsi256_ps(kept), nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
   }
   static B LoadOperands(const float* p) { return Load(p); }
   static B Broadcast(const float* p) { return Set(*p); }
-  static void StoreWeights(float* p, V a) { Store(p, ToOperand(a)); }
+  static void StoreWeights(float* p, V a) { Store(p, a); }
   static void StoreWeights(float* p, V a, V b) {
     StoreWeights(p, a);
     StoreWeights(p + 16, b);
@@ -141,15 +138,8 @@ struct Avx2 {
 
 }  // namespace
 
-const AttentionIsa& AttentionAvx2F32() {
-  static constexpr AttentionIsa kIsa = {"avx2", Attention<Avx2<false>>::Run,
-                                        Attention<Avx2<false>>::Combine};
-  return kIsa;
-}
-
-const AttentionIsa& AttentionAvx2Bf16() {
-  static constexpr AttentionIsa kIsa = {"avx2-rounded", Attention<Avx2<true>>::Run,
-                                        Attention<Avx2<true>>::Combine};
+const AttentionIsa& AttentionAvx2() {
+  static constexpr AttentionIsa kIsa = {"avx2", Attention<Avx2>::Run, Attention<Avx2>::Combine};
   return kIsa;
 }
 

@@ -1,5 +1,5 @@
-// Paged attention with AVX-512F: f32 products, and bf16-rounded operands in f32 products where the
-// processor lacks AVX512_BF16. Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl.
+// Paged attention with AVX-512F and f32 products. Compiled with -mavx512f -mavx512bw -mavx512dq
+// -mavx512vl.
 #include "kernels/cpu/attention_isa_avx512.h"
 
 #include "kernels/cpu/attention_impl.h"
@@ -7,28 +7,56 @@
 namespace kvt {
 namespace {
 
-// 2^f on [-0.5, 0.5] is 1 + f (c0 + f (c1 + ...)), minimax; relative error 7.9e-8 in f32.
-struct ArchF32 : Avx512Wide<false> {
+struct ArchF32 : Avx512 {
+  using B = __m512;
+  using Operand = float;
+  static constexpr int kPack = 1;
+  // 2^f on [-0.5, 0.5] is 1 + f (c0 + f (c1 + ...)), minimax; relative error 7.9e-8 in f32.
   static constexpr float kExp2[] = {6.931471825e-01f, 2.402264774e-01f, 5.550332367e-02f,
                                     9.618436918e-03f, 1.339887502e-03f, 1.535336196e-04f};
-};
-// Relative error 2.9e-6: the weights are rounded to 8 bits afterwards.
-struct ArchBf16 : Avx512Wide<true> {
-  static constexpr float kExp2[] = {6.931241751e-01f, 2.402409911e-01f, 5.590642616e-02f,
-                                    9.582852945e-03f};
+
+  static B LoadOperands(const float* p) { return _mm512_load_ps(p); }
+  static B Broadcast(const float* p) { return _mm512_set1_ps(*p); }
+  static V Dot(V acc, B a, B b) { return _mm512_fmadd_ps(a, b, acc); }
+  static void StoreWeights(float* p, V a) { _mm512_store_ps(p, a); }
+  static void StoreWeights(float* p, V a, V b) {
+    _mm512_store_ps(p, a);
+    _mm512_store_ps(p + 16, b);
+  }
+  // To nearest, ties to even; a NaN stays one.
+  static void StoreBf16(uint16_t* p, V v) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    const __m512i rounded = _mm512_mask_mov_epi32(sum, nan, _mm512_set1_epi32(0x7fc00000));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+  }
+  template <bool kTarget>
+  static void ConvertK(const uint8_t* base, const uint8_t* residual, int dim, float* to, int stride) {
+    for (int pair = 0; pair < dim / 2; ++pair) {
+      const Row row = JoinRow<kTarget>(base + 32 * pair, residual + 32 * pair);
+      _mm512_store_ps(to + 2 * pair * stride, row.g0);
+      _mm512_store_ps(to + (2 * pair + 1) * stride, row.g1);
+    }
+  }
+  template <bool kTarget>
+  static void ConvertV(const uint8_t* base, const uint8_t* residual, int dim, int limit, float* to) {
+    for (int i = 0; i < limit * dim; i += 32) {
+      const Row row = JoinRow<kTarget>(base + i, residual + i);
+      _mm512_store_ps(to + i, row.g0);
+      _mm512_store_ps(to + i + 16, row.g1);
+    }
+    for (int i = limit * dim; i < 16 * dim; i += 16) _mm512_store_ps(to + i, Zero());
+  }
 };
 
 }  // namespace
 
-const AttentionIsa& AttentionAvx512F32() {
+const AttentionIsa& AttentionAvx512() {
   static constexpr AttentionIsa kIsa = {"avx512", Attention<ArchF32>::Run,
                                         Attention<ArchF32>::Combine};
-  return kIsa;
-}
-
-const AttentionIsa& AttentionAvx512EmulatedBf16() {
-  static constexpr AttentionIsa kIsa = {"avx512-rounded", Attention<ArchBf16>::Run,
-                                        Attention<ArchBf16>::Combine};
   return kIsa;
 }
 

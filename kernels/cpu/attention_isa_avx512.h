@@ -55,53 +55,5 @@ struct Avx512 {
   }
 };
 
-// f32 operands, rounded to bf16 first where kRounded (a processor without AVX512_BF16).
-template <bool kRounded>
-struct Avx512Wide : Avx512 {
-  using B = __m512;
-  using Operand = float;
-  static constexpr int kPack = 1;
-
-  static V ToOperand(V v) {
-    if constexpr (!kRounded) return v;
-    const __m512i bits = _mm512_castps_si512(v);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    const __m512 rounded = _mm512_castsi512_ps(
-        _mm512_and_si512(sum, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-    return _mm512_mask_mov_ps(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), v);  // keeps NaN
-  }
-  static B LoadOperands(const float* p) { return _mm512_load_ps(p); }
-  static B Broadcast(const float* p) { return _mm512_set1_ps(*p); }
-  static V Dot(V acc, B a, B b) { return _mm512_fmadd_ps(a, b, acc); }
-  static void StoreWeights(float* p, V a) { _mm512_store_ps(p, ToOperand(a)); }
-  static void StoreWeights(float* p, V a, V b) {
-    StoreWeights(p, a);
-    StoreWeights(p + 16, b);
-  }
-  static void StoreBf16(uint16_t* p, V v) {
-    const __m512i bits = _mm512_castps_si512(Avx512Wide<true>::ToOperand(v));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
-  }
-  template <bool kTarget>
-  static void ConvertK(const uint8_t* base, const uint8_t* residual, int dim, float* to, int stride) {
-    for (int pair = 0; pair < dim / 2; ++pair) {
-      const Row row = JoinRow<kTarget>(base + 32 * pair, residual + 32 * pair);
-      _mm512_store_ps(to + 2 * pair * stride, ToOperand(row.g0));
-      _mm512_store_ps(to + (2 * pair + 1) * stride, ToOperand(row.g1));
-    }
-  }
-  template <bool kTarget>
-  static void ConvertV(const uint8_t* base, const uint8_t* residual, int dim, int limit, float* to) {
-    for (int i = 0; i < limit * dim; i += 32) {
-      const Row row = JoinRow<kTarget>(base + i, residual + i);
-      _mm512_store_ps(to + i, ToOperand(row.g0));
-      _mm512_store_ps(to + i + 16, ToOperand(row.g1));
-    }
-    for (int i = limit * dim; i < 16 * dim; i += 16) _mm512_store_ps(to + i, Zero());
-  }
-};
-
 }  // namespace
 }  // namespace kvt

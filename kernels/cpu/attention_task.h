@@ -76,10 +76,8 @@ constexpr size_t AttentionScratchBytes(int head_dim) {
   return floats * sizeof(float) + 16 * 64;                  // each part starts a cache line
 }
 
-const AttentionIsa& AttentionAvx2F32();
-const AttentionIsa& AttentionAvx2Bf16();
-const AttentionIsa& AttentionAvx512F32();
-const AttentionIsa& AttentionAvx512EmulatedBf16();
+const AttentionIsa& AttentionAvx2();
+const AttentionIsa& AttentionAvx512();
 const AttentionIsa& AttentionAvx512Bf16();
 
 }  // namespace kvt

@@ -45,7 +45,9 @@ void CpuPagedAttention(const PagedAttentionArgs& args, Workspace workspace, int 
 void CpuPagedAttentionCombine(const PagedAttentionArgs& args, Workspace workspace, int thread,
                               int threads);
 
-// The instruction set chosen once for this process, such as "avx512bf16"; part of the numerics id.
+// The implementation chosen once for this process by the processor: "avx512bf16" (operands rounded
+// to bf16, f32 sums), "avx512" or "avx2" (f32 products; in bf16 mode too, where they are no slower
+// than dot products of bf16). Part of the numerics id.
 [[nodiscard]] absl::string_view CpuAttentionIsa(ComputeType compute);
 
 // Test hook, not thread-safe with running attention: the implementations this processor can run for
