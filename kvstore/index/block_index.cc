@@ -269,23 +269,23 @@ absl::Status BlockIndex::Seal(absl::Time now, SessionId id, LiveTicket ref,
     const uint64_t handle = handles[i];
     const uint32_t number = BlockNumberOf(handle);
     if (const auto winner = holder->winners.find(handle); winner != holder->winners.end()) {
-      (*out)[i] = SealedBlock{SealOutcome::kWinnerElsewhere, winner->second};
+      (*out)[i] = SealedBlock{IndexSealOutcome::kWinnerElsewhere, winner->second};
       continue;
     }
     const Block* const block = table_.Find(number, GenerationOfHandle(handle));
     if (block == nullptr) continue;
     if (holder->pins.contains(number)) {
-      (*out)[i] = SealedBlock{SealOutcome::kSealed, handle};
+      (*out)[i] = SealedBlock{IndexSealOutcome::kSealed, handle};
       continue;
     }
     const auto reservation = holder->reservations.find(block->key);
     if (reservation == holder->reservations.end() || reservation->second != number) continue;
     const uint32_t winner = FindWinner(*block, ticket);
     if (winner == kNoBlock) {
-      (*out)[i] = SealedBlock{SealOutcome::kIncomplete, handle};
+      (*out)[i] = SealedBlock{IndexSealOutcome::kIncomplete, handle};
       continue;
     }
-    (*out)[i] = SealedBlock{SealOutcome::kWinnerElsewhere, table_.HandleOf(winner)};
+    (*out)[i] = SealedBlock{IndexSealOutcome::kWinnerElsewhere, table_.HandleOf(winner)};
     YieldTo(*holder, number, winner);
   }
   return absl::OkStatus();

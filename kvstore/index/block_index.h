@@ -80,9 +80,9 @@ struct ReservedBlock {
   std::array<uint64_t, kPlanes> offset{kNoOffset, kNoOffset};
 };
 
-enum class SealOutcome : uint8_t { kSealed, kIncomplete, kWinnerElsewhere, kLost };
+enum class IndexSealOutcome : uint8_t { kSealed, kIncomplete, kWinnerElsewhere, kLost };
 struct SealedBlock {
-  SealOutcome outcome = SealOutcome::kLost;
+  IndexSealOutcome outcome = IndexSealOutcome::kLost;
   uint64_t handle = 0;  // the winner's, pinned, for kWinnerElsewhere; else as asked
 };
 

@@ -77,14 +77,14 @@ TEST_F(IndexTest, HalfWrittenBlock_IsInvisibleUntilTheLastSliceOfBothPlanes) {
       {Plane::kBase, 0, slice}};
   for (const auto& [plane, offset, length] : pieces) {
     EXPECT_EQ(Hits(1, Claim(2), names), 0);
-    EXPECT_EQ(SealOne(1, Claim(1), handle).outcome, SealOutcome::kIncomplete);
+    EXPECT_EQ(SealOne(1, Claim(1), handle).outcome, IndexSealOutcome::kIncomplete);
     EXPECT_EQ(Read(1, Claim(1), handle), Access::kLost);
     const RecordRange range = Range(Claim(1), handle, plane, offset, length);
     uint64_t at = 0;
     ASSERT_EQ(index_->BeginWrite(SessionId(1), range, &at), Access::kOk);
     EXPECT_TRUE(index_->EndWrite(range, true));
   }
-  EXPECT_EQ(SealOne(1, Claim(1), handle).outcome, SealOutcome::kSealed);
+  EXPECT_EQ(SealOne(1, Claim(1), handle).outcome, IndexSealOutcome::kSealed);
   EXPECT_EQ(Hits(1, Claim(2), names), 1);
   EXPECT_EQ(Read(1, Claim(2), handle, Plane::kResidual), Access::kOk);
   EXPECT_EQ(index_->Stats().pins, 2u);
@@ -108,7 +108,7 @@ TEST_F(IndexTest, FailedSlice_KeepsTheBlockInvisibleUntilPushedAgain) {  // F6
   index_->EndWrite(residual, true);
   EXPECT_EQ(Hits(1, Claim(2), Names(1, 1)), 0) << "sealed under a running push";
   index_->EndWrite(base, false);
-  EXPECT_EQ(SealOne(1, Claim(1), handle).outcome, SealOutcome::kIncomplete);
+  EXPECT_EQ(SealOne(1, Claim(1), handle).outcome, IndexSealOutcome::kIncomplete);
   EXPECT_EQ(Hits(1, Claim(2), Names(1, 1)), 0);
   ASSERT_EQ(index_->BeginWrite(SessionId(1), base, &at), Access::kOk);
   index_->EndWrite(base, true);
@@ -177,10 +177,10 @@ TEST_F(IndexTest, TwoWritersOfOneKey_FirstSealWinsAndTheOtherPointsToIt) {
   Write(1, Claim(1), (*a)[0].handle);
   for (int i = 0; i < 2; ++i) {
     const SealedBlock outcome = SealOne(1, Claim(1), (*a)[i].handle);
-    EXPECT_EQ(outcome.outcome, SealOutcome::kWinnerElsewhere);
+    EXPECT_EQ(outcome.outcome, IndexSealOutcome::kWinnerElsewhere);
     EXPECT_EQ(outcome.handle, (*b)[i].handle);
     EXPECT_EQ(SealOne(1, Claim(1), (*a)[i].handle).handle, (*b)[i].handle) << "asked again";
-    EXPECT_EQ(SealOne(2, Claim(2), (*b)[i].handle).outcome, SealOutcome::kSealed);
+    EXPECT_EQ(SealOne(2, Claim(2), (*b)[i].handle).outcome, IndexSealOutcome::kSealed);
     EXPECT_EQ(Read(1, Claim(1), (*b)[i].handle), Access::kOk);
   }
   EXPECT_EQ(index_->Stats().used_bytes, 4 * record_bytes());
@@ -270,7 +270,7 @@ TEST_F(IndexTest, HigherEpoch_FencesTheLowerAndKeepsRoomAndPrivateBlocks) {
   EXPECT_EQ((*found)[0].presence, BlockPresence::kExact);
   EXPECT_EQ(Read(1, Claim(1, 1), (*found)[0].handle), Access::kRefused);
   EXPECT_EQ(Read(2, Claim(1, 2), (*found)[0].handle), Access::kOk);
-  EXPECT_EQ(SealOne(1, Claim(1, 1), unsealed).outcome, SealOutcome::kLost);
+  EXPECT_EQ(SealOne(1, Claim(1, 1), unsealed).outcome, IndexSealOutcome::kLost);
   EXPECT_EQ(Lookup(1, Claim(1, 1), Names(1, 1)).status().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(Reserve(1, Claim(1, 1), Names(1, 1)).status().code(), StatusCode::kFailedPrecondition);
   Release(1, 1, 1);  // late; lets nothing of epoch 2 go
@@ -387,7 +387,7 @@ TEST_F(IndexTest, LostResidual_IsBaseOnlyAndReplacedByANewHandle) {
   ASSERT_TRUE(refill.ok());
   EXPECT_FALSE((*refill)[0].already_sealed);
   Write(1, Claim(3), (*refill)[0].handle);
-  EXPECT_EQ(SealOne(1, Claim(3), (*refill)[0].handle).outcome, SealOutcome::kSealed);
+  EXPECT_EQ(SealOne(1, Claim(3), (*refill)[0].handle).outcome, IndexSealOutcome::kSealed);
   EXPECT_EQ((*Lookup(1, Claim(4), Names(1, 1)))[0].handle, (*refill)[0].handle);
   EXPECT_EQ(Read(1, Claim(2), old, Plane::kBase), Access::kOk);
   for (const uint64_t ticket : {2, 3, 4}) Release(1, ticket);
