@@ -1,0 +1,168 @@
+// kvtide: the command line of a cluster.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "coordinator/ctl/cli.h"
+#include "coordinator/ctl/generate.h"
+#include "coordinator/ctl/show.h"
+#include "coordinator/ctl/up.h"
+
+namespace kvt::ctl {
+namespace {
+
+constexpr char kFooter[] = R"(Exit codes:
+  0    done
+  1    the operation, or an admitted request, failed
+  2    bad command line, configuration or input
+  3    the cluster is not running or not reachable
+  4    refused: the cluster cannot take it now
+  130  interrupted (generate: the request was cancelled)
+
+Where the cluster is: --coordinator HOST:PORT, or the run directory of `kvtide up`
+(--run-dir, else $KVTIDE_RUN_DIR, else ./var/run/kvtide).
+
+Examples:
+  kvtide up --config deploy/quickstart.toml
+  kvtide generate --chat "What is a KV cache?"
+  kvtide generate --file prompt.txt --max-tokens 64 -o json
+  kvtide tier
+  kvtide down)";
+
+void AddSampling(CLI::App* command, GenerateOptions* options) {
+  command->add_option("--max-tokens", options->max_tokens,
+                      "most output tokens; cut to what the context has room for")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--temperature", options->temperature, "0: greedy")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  command->add_option("--top-k", options->top_k, "sample among so many; 0: all")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--top-p", options->top_p, "sample among this share of probability")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command->add_option("--seed", options->seed, "tokens depend on seed and position alone")
+      ->capture_default_str();
+  command->add_flag("--ignore-eos", options->ignore_eos, "go on until --max-tokens");
+}
+
+CLI::App* AddGenerate(CLI::App& app, GenerateOptions* options) {
+  CLI::App* command = app.add_subcommand(
+      "generate", "Answer a prompt through the cluster, streaming; Ctrl-C cancels");
+  command->add_option("prompt", options->text, "the prompt; without it: --file or stdin");
+  command->add_option("--file,-f", options->file, "read the prompt from FILE; -: stdin");
+  command->add_flag("--chat", options->chat, "the prompt is a user's turn of a conversation");
+  command->add_option("--system", options->system,
+                      "with --chat: the system message instead of the model's own");
+  command->add_option("--model", options->model, "model to ask; default: the only one served");
+  command->add_option("--model-folder", options->model_folder,
+                      "folder of the tokenizer; default: the cluster's model folder");
+  command->add_option("--tenant", options->tenant, "sharing domain; default: shared");
+  command->add_option("--fidelity", options->fidelity, "exact, elastic or sparse")
+      ->capture_default_str();
+  AddSampling(command, options);
+  command->add_flag("--quiet,-q", options->quiet, "do not print the figures");
+  return command;
+}
+
+// Becomes kvtide-run, which stands beside this program.
+int ExecRun(const Cli& cli, const std::vector<std::string>& arguments) {
+  const std::string program = ProgramFolder() + "/kvtide-run";
+  std::vector<char*> argv = {const_cast<char*>(program.c_str())};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  execv(program.c_str(), argv.data());
+  return Fail(cli, absl::NotFoundError(absl::StrCat(program, ": ", std::strerror(errno))));
+}
+
+int Main(int argc, char** argv) {
+  // Everything behind `run` is kvtide-run's.
+  if (argc >= 2 && std::strcmp(argv[1], "run") == 0) {
+    return ExecRun(Cli{}, std::vector<std::string>(argv + 2, argv + argc));
+  }
+  CLI::App app{"kvtide: a multi-node KV tier for long-context language models"};
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  app.fallthrough();
+  Cli cli;
+  cli.run_dir = DefaultRunDir();
+  std::string output = "table";
+  app.add_option("--coordinator", cli.coordinator, "HOST:PORT of the coordinator");
+  app.add_option("--run-dir", cli.run_dir, "run directory of `kvtide up`")->capture_default_str();
+  app.add_option("--output,-o", output, "table (for people) or json")
+      ->check(CLI::IsMember({"table", "json"}))
+      ->capture_default_str();
+
+  UpOptions up;
+  int up_timeout = 0;
+  CLI::App* up_command =
+      app.add_subcommand("up", "Start a local cluster from one file and wait until it is ready");
+  up_command->add_option("--config", up.config, "cluster file, as deploy/quickstart.toml")
+      ->required();
+  up_command->add_option("--timeout", up_timeout, "seconds until ready; default: the file's");
+  DownOptions down;
+  int down_timeout = 10;
+  CLI::App* down_command = app.add_subcommand("down", "Stop the local cluster of the run directory");
+  down_command->add_option("--timeout", down_timeout, "seconds until processes are killed")
+      ->check(CLI::Range(0, 3600))
+      ->capture_default_str();
+  CLI::App* status = app.add_subcommand("status", "Nodes, requests and the latest events");
+  CLI::App* nodes = app.add_subcommand("nodes", "Stores and workers, dead ones included");
+  CLI::App* tier = app.add_subcommand("tier", "What lies in the stores, per node and in sum");
+  RequestsOptions requests;
+  CLI::App* requests_command =
+      app.add_subcommand("requests", "Running requests, then the finished, latest first");
+  requests_command->add_option("--limit", requests.limit, "finished ones shown; 0: all")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  GenerateOptions generate;
+  CLI::App* generate_command = AddGenerate(app, &generate);
+  app.add_subcommand("run", "Run the model in this process, without a cluster (kvtide run --help)");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitOk : kExitBadInput;
+  }
+  cli.json = output == "json";
+  if (*up_command) {
+    up.timeout = absl::Seconds(up_timeout);
+    // Ctrl-C is asked for between steps, so that what was started is stopped.
+    sigset_t stop;
+    sigemptyset(&stop);
+    sigaddset(&stop, SIGINT);
+    sigaddset(&stop, SIGTERM);
+    sigprocmask(SIG_BLOCK, &stop, nullptr);
+    return RunUp(cli, up);
+  }
+  if (*down_command) {
+    down.grace = absl::Seconds(down_timeout);
+    return RunDown(cli, down);
+  }
+  if (*status) return RunStatus(cli);
+  if (*nodes) return RunNodes(cli);
+  if (*tier) return RunTier(cli);
+  if (*requests_command) return RunRequests(cli, requests);
+  generate.has_text = generate_command->count("prompt") > 0;
+  generate.has_system = generate_command->count("--system") > 0;
+  return RunGenerate(cli, generate);
+}
+
+}  // namespace
+}  // namespace kvt::ctl
+
+int main(int argc, char** argv) {
+  signal(SIGPIPE, SIG_IGN);
+  return kvt::ctl::Main(argc, argv);
+}
