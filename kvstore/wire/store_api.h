@@ -56,8 +56,6 @@ struct BlockPlace {
   std::vector<uint64_t> residual_checksums;
 };
 
-enum class BlockPresence : uint8_t { kAbsent = 0, kBaseOnly = 1, kExact = 2 };
-
 struct LookupRequest {
   SessionId session;
   SignedTicket ticket;
