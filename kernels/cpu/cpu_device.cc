@@ -35,7 +35,7 @@ size_t MappedBytes(size_t bytes) {
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const CpuDeviceOptions& options)
-      : executor_(options), ops_(MakeCpuOps(options.threads)) {}
+      : executor_(options), ops_(MakeCpuOps(*this, options.threads)) {}
 
   absl::StatusOr<DeviceBuffer> Allocate(size_t bytes) override;
 
