@@ -144,17 +144,17 @@ TEST(Safetensors, MalformedHeader_IsRefusedByName) {
        "not two numbers"},
       {SafetensorsFile(entry(R"("dtype":"F32","shape":[2],"data_offsets":[-8,0])"), data),
        "not within"},
-      {SafetensorsFile(
-           R"({"t":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"t":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
-           data),
+      {SafetensorsFile(R"({"t":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+                       R"("t":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
+                       data),
        "field t stands twice"},
-      {SafetensorsFile(
-           R"({"t":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"u":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
-           data),
+      {SafetensorsFile(R"({"t":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},)"
+                       R"("u":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
+                       data),
        "tensor u: begins at 4, where 8 is expected"},
-      {SafetensorsFile(
-           R"({"t":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"u":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
-           data),
+      {SafetensorsFile(R"({"t":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+                       R"("u":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
+                       data),
        "tensor u: begins at 4, where 2 is expected"},
   };
   for (const auto& [file, message] : cases) {
