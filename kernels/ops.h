@@ -18,6 +18,7 @@
 #include "kernels/device.h"
 #include "kernels/paged_kv.h"
 #include "kernels/sampling.h"
+#include "kernels/slot_burst.h"
 
 namespace kvt {
 
@@ -30,6 +31,9 @@ class PackedMatrix {
   [[nodiscard]] virtual ComputeType compute() const = 0;
   // Bytes read by a product with one row.
   [[nodiscard]] virtual size_t bytes() const = 0;
+  // How it is computed ("fma", "onednn-2.6.3 brg:avx512_core"): bits may differ between two; part of
+  // the numerics id.
+  [[nodiscard]] virtual const std::string& implementation() const = 0;
 };
 
 // Host weights, row-major [out_features][in_features] as in Hugging Face folders. Several parts are
@@ -110,23 +114,25 @@ class Ops {
  public:
   virtual ~Ops() = default;
 
-  // Whether bf16 products are the faster ones here.
+  // kBf16 where the processor has bf16 arithmetic, else kF32.
   [[nodiscard]] virtual ComputeType PreferredCompute() const = 0;
-  // "cpu-avx512_bf16/bf16/onednn-2.6.3/..." for this backend and compute type: part of the numerics
-  // id. FailedPrecondition when the type does not work here.
-  [[nodiscard]] virtual absl::StatusOr<std::string> NumericsTag(ComputeType compute) const = 0;
+  // Backend, compute type and what all operations but Matmul run on ("cpu bf16 attn:avx512bf16"):
+  // with PackedMatrix::implementation() it makes up the numerics id.
+  [[nodiscard]] virtual std::string NumericsTag(ComputeType compute) const = 0;
 
   // Packs weights, creates what products with 1 .. max_rows rows need, and probes that every number
-  // of rows gives bitwise equal rows (padding rows where it must). FailedPrecondition when no way
-  // does. Synchronous, for start-up. kSwiGlu needs two parts of equal out_features.
+  // of rows gives bitwise equal rows, padding rows or changing the implementation where it must.
+  // ResourceExhausted. Synchronous, for start-up. kSwiGlu needs two parts of equal out_features.
   [[nodiscard]] virtual absl::StatusOr<std::unique_ptr<PackedMatrix>> PackWeights(
       ComputeType compute, MatmulEpilogue epilogue, int in_features,
       absl::Span<const WeightPart> parts, int max_rows) = 0;
 
-  // Scratch bytes for a matmul with these weights, for attention, for sampling with that many rows.
+  // Scratch bytes for a matmul with these weights and up to that many rows, for attention, and for
+  // sampling with up to that many rows.
   [[nodiscard]] virtual size_t MatmulWorkspaceBytes(const PackedMatrix& weights, int rows) const = 0;
   [[nodiscard]] virtual size_t AttentionWorkspaceBytes(const Geometry& geometry, int query_heads,
-                                                       int rows) const = 0;
+                                                       int segments,
+                                                       int context_tokens_max) const = 0;
   [[nodiscard]] virtual size_t SampleWorkspaceBytes(int rows, int vocabulary) const = 0;
 
   virtual void Embed(Stream& stream, const EmbedArgs& args) = 0;
@@ -135,8 +141,12 @@ class Ops {
   virtual void Rope(Stream& stream, const RopeArgs& args) = 0;
   // The segments (host memory) of WriteKv and PagedAttention stay valid until the operation has run.
   virtual void WriteKv(Stream& stream, const WriteKvArgs& args, KvWriteStats* stats) = 0;
-  virtual void PagedAttention(Stream& stream, const PagedAttentionArgs& args, void* workspace) = 0;
+  virtual void PagedAttention(Stream& stream, const PagedAttentionArgs& args, void* workspace,
+                              size_t workspace_bytes) = 0;
   virtual void Sample(Stream& stream, const SampleArgs& args) = 0;
+  // slot_burst.h; `slot_ids` and `entries` are device memory that stays valid until it has run.
+  virtual void GatherSlots(Stream& stream, const GatherSlotsArgs& args) = 0;
+  virtual void ScatterSlots(Stream& stream, const ScatterSlotsArgs& args) = 0;
 };
 
 }  // namespace kvt

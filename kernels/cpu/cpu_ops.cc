@@ -1,0 +1,156 @@
+#include "kernels/cpu/cpu_ops.h"
+
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/cpu/cpu_matrix.h"
+#include "kernels/cpu/cpu_stream.h"
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/fma_matrix.h"
+#include "kernels/cpu/gather_scatter.h"
+#include "kernels/cpu/onednn_matrix.h"
+#include "kernels/cpu/paged_attention.h"
+#include "kernels/cpu/sample.h"
+#include "kernels/cpu/write_kv.h"
+
+namespace kvt {
+namespace {
+
+CpuStream& Cpu(Stream& stream) { return static_cast<CpuStream&>(stream); }
+
+struct WriteKvCall {
+  WriteKvArgs args;
+  KvWriteStats* stats;
+};
+
+void WriteKvKernel(const WriteKvCall& call, TeamMember& member) {
+  const WriteKvResult result = CpuWriteKv(call.args, member.index(), member.count());
+  if (result.saturated != 0) std::atomic_ref(call.stats->saturated).fetch_add(result.saturated);
+  if (result.nan != 0) std::atomic_ref(call.stats->nan).fetch_add(result.nan);
+}
+
+struct AttentionCall {
+  PagedAttentionArgs args;
+  Workspace workspace;
+};
+
+void AttentionKernel(const AttentionCall& call, TeamMember& member) {
+  CpuPagedAttention(call.args, call.workspace, member.index(), member.count());
+  member.Barrier();
+  CpuPagedAttentionCombine(call.args, call.workspace, member.index(), member.count());
+}
+
+class CpuOps final : public Ops {
+ public:
+  CpuOps(Device& device, int threads)
+      : threads_(threads), arena_(device), onednn_(NewOneDnnContext(threads)) {}
+
+  ComputeType PreferredCompute() const override {
+    return __builtin_cpu_supports("avx512bf16") ? ComputeType::kBf16 : ComputeType::kF32;
+  }
+
+  std::string NumericsTag(ComputeType compute) const override {
+    return absl::StrCat("cpu ", compute == ComputeType::kBf16 ? "bf16" : "f32",
+                        " attention:", CpuAttentionIsa(compute));
+  }
+
+  absl::StatusOr<std::unique_ptr<PackedMatrix>> PackWeights(ComputeType compute,
+                                                            MatmulEpilogue epilogue,
+                                                            int in_features,
+                                                            absl::Span<const WeightPart> parts,
+                                                            int max_rows) override;
+
+  size_t MatmulWorkspaceBytes(const PackedMatrix& weights, int rows) const override {
+    return static_cast<const CpuMatrix&>(weights).WorkspaceBytes(rows);
+  }
+  size_t AttentionWorkspaceBytes(const Geometry& geometry, int query_heads, int segments,
+                                 int context_tokens_max) const override {
+    return CpuPagedAttentionWorkspaceBytes(
+        {geometry, query_heads, threads_, segments, context_tokens_max});
+  }
+  size_t SampleWorkspaceBytes(int rows, int vocabulary) const override {
+    return CpuSampleWorkspaceBytes(rows, vocabulary);
+  }
+
+  void Embed(Stream& stream, const EmbedArgs& args) override {
+    Cpu(stream).EnqueueKernel(&CpuEmbed, args);
+  }
+  void RmsNorm(Stream& stream, const RmsNormArgs& args) override {
+    Cpu(stream).EnqueueKernel(&CpuRmsNorm, args);
+  }
+  void Matmul(Stream& stream, const MatmulArgs& args) override;
+  void Rope(Stream& stream, const RopeArgs& args) override {
+    KVT_CHECK(args.head_dim % 2 == 0, "head_dim=", args.head_dim);
+    Cpu(stream).EnqueueKernel(&CpuRope, args);
+  }
+  void WriteKv(Stream& stream, const WriteKvArgs& args, KvWriteStats* stats) override {
+    Cpu(stream).EnqueueKernel(&WriteKvKernel, WriteKvCall{args, stats});
+  }
+  void PagedAttention(Stream& stream, const PagedAttentionArgs& args, void* workspace,
+                      size_t workspace_bytes) override {
+    const AttentionCall call{args, {static_cast<uint8_t*>(workspace), workspace_bytes}};
+    Cpu(stream).EnqueueKernel(&AttentionKernel, call);
+  }
+  void Sample(Stream& stream, const SampleArgs& args) override {
+    Cpu(stream).EnqueueKernel(&CpuSample, args);
+  }
+  void GatherSlots(Stream& stream, const GatherSlotsArgs& args) override {
+    Cpu(stream).EnqueueKernel(+[](const GatherSlotsArgs& a, TeamMember& member) {
+      CpuGatherSlots(a, member.index(), member.count());
+    }, args);
+  }
+  void ScatterSlots(Stream& stream, const ScatterSlotsArgs& args) override {
+    Cpu(stream).EnqueueKernel(+[](const ScatterSlotsArgs& a, TeamMember& member) {
+      CpuScatterSlots(a, member.index(), member.count());
+    }, args);
+  }
+
+ private:
+  const int threads_;
+  WeightArena arena_;
+  const OneDnnContextPtr onednn_;
+};
+
+absl::StatusOr<std::unique_ptr<PackedMatrix>> CpuOps::PackWeights(
+    ComputeType compute, MatmulEpilogue epilogue, int in_features,
+    absl::Span<const WeightPart> parts, int max_rows) {
+  KVT_CHECK(in_features > 0 && !parts.empty() && max_rows > 0);
+  KVT_CHECK(epilogue != MatmulEpilogue::kSwiGlu ||
+            (parts.size() == 2 && parts[0].out_features == parts[1].out_features));
+  for (const WeightPart& part : parts) {
+    KVT_CHECK((part.bf16 == nullptr) != (part.f32 == nullptr) && part.out_features > 0);
+  }
+  const FmaIsa isa = BestFmaIsa();
+  // f32 with AVX2 alone and bf16 where the dot product is slow go by multiply-adds.
+  const bool onednn =
+      compute == ComputeType::kF32 ? isa == FmaIsa::kAvx512 : OneDnnBf16IsFaster();
+  if (onednn) {
+    KVT_ASSIGN_OR_RETURN(std::unique_ptr<CpuMatrix> matrix,
+                         PackOneDnnMatrix(*onednn_, arena_, compute, epilogue, in_features, parts));
+    if (matrix != nullptr) return matrix;
+  }
+  KVT_ASSIGN_OR_RETURN(
+      std::unique_ptr<CpuMatrix> matrix,
+      PackFmaMatrix(arena_, isa, threads_, compute, epilogue, in_features, parts));
+  return matrix;
+}
+
+void CpuOps::Matmul(Stream& stream, const MatmulArgs& args) {
+  const CpuMatrix& matrix = static_cast<const CpuMatrix&>(*args.weights);
+  KVT_CHECK(args.rows > 0 && args.workspace != nullptr, "rows=", args.rows);
+  KVT_CHECK((args.epilogue == MatmulEpilogue::kSwiGlu) ==
+            (matrix.epilogue_kind() == MatmulEpilogue::kSwiGlu));
+  Cpu(stream).EnqueueKernel(+[](const MatmulArgs& a, TeamMember& member) {
+    static_cast<const CpuMatrix*>(a.weights)->Multiply(a, member);
+  }, args);
+}
+
+}  // namespace
+
+std::unique_ptr<Ops> MakeCpuOps(Device& device, int threads) {
+  return std::make_unique<CpuOps>(device, threads);
+}
+
+}  // namespace kvt
