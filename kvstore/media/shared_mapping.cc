@@ -26,7 +26,8 @@
 namespace kvt {
 namespace {
 
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+constexpr int kReadOnlySeals = kSizeSeals | F_SEAL_FUTURE_WRITE;
 // Mappings are whole huge pages, so that the advice can apply to all of them.
 constexpr uint64_t kHugePageBytes = 2 * kMiB;
 constexpr uint64_t kPageBytes = 4 * kKiB;
@@ -103,7 +104,7 @@ absl::StatusOr<SharedMapping> SharedMapping::Create(absl::string_view name, uint
   void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (data == MAP_FAILED) return SystemError(name, "mmap", size, errno);
   SharedMapping mapping(std::move(fd), static_cast<std::byte*>(data), size, true);
-  if (fcntl(mapping.fd(), F_ADD_SEALS, kSeals) != 0) {
+  if (fcntl(mapping.fd(), F_ADD_SEALS, options.receiver_writes ? kSizeSeals : kReadOnlySeals) != 0) {
     return absl::InternalError(absl::StrCat(name, ": sealing failed: ", std::strerror(errno)));
   }
   KVT_RETURN_IF_ERROR(Prepare(name, mapping.data_, size, true, options));
@@ -112,8 +113,19 @@ absl::StatusOr<SharedMapping> SharedMapping::Create(absl::string_view name, uint
 
 absl::StatusOr<SharedMapping> SharedMapping::MapReadOnly(UniqueFd fd,
                                                          const SharedMappingOptions& options) {
+  return Map(std::move(fd), /*writable=*/false, options);
+}
+
+absl::StatusOr<SharedMapping> SharedMapping::MapWritable(UniqueFd fd,
+                                                         const SharedMappingOptions& options) {
+  return Map(std::move(fd), /*writable=*/true, options);
+}
+
+absl::StatusOr<SharedMapping> SharedMapping::Map(UniqueFd fd, bool writable,
+                                                 const SharedMappingOptions& options) {
   const int seals = fcntl(fd.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & kSeals) != kSeals) {
+  const int needed = writable ? kSizeSeals : kReadOnlySeals;
+  if (seals < 0 || (seals & needed) != needed) {
     return absl::PermissionDeniedError(
         "shared mapping: the received descriptor is not a sealed memfd");
   }
@@ -122,10 +134,11 @@ absl::StatusOr<SharedMapping> SharedMapping::MapReadOnly(UniqueFd fd,
     return absl::InvalidArgumentError("shared mapping: the received memfd is empty");
   }
   const auto size = static_cast<uint64_t>(info.st_size);
-  void* data = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd.get(), 0);
+  void* data = mmap(nullptr, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
+                    fd.get(), 0);
   if (data == MAP_FAILED) return SystemError("shared mapping", "mmap", size, errno);
-  SharedMapping mapping(std::move(fd), static_cast<std::byte*>(data), size, false);
-  KVT_RETURN_IF_ERROR(Prepare("shared mapping", mapping.data_, size, false, options));
+  SharedMapping mapping(std::move(fd), static_cast<std::byte*>(data), size, writable);
+  KVT_RETURN_IF_ERROR(Prepare("shared mapping", mapping.data_, size, writable, options));
   return mapping;
 }
 

@@ -40,6 +40,9 @@ struct SharedMappingOptions {
   bool populate = true;
   // Advise huge pages where the kernel allows them for shared memory; never an error.
   bool huge_pages = true;
+  // Create: the receiver may write too (a ring between two processes). Its size is fixed all the
+  // same.
+  bool receiver_writes = false;
 };
 
 // One mapping. Movable; unmaps and closes at its end. The bytes' synchronisation is the owner's.
@@ -53,6 +56,11 @@ class SharedMapping {
   // A received memfd, mapped read-only. PermissionDenied when it is not sealed as above (its size
   // could change under the reader).
   static absl::StatusOr<SharedMapping> MapReadOnly(UniqueFd fd,
+                                                   const SharedMappingOptions& options);
+
+  // A received memfd of receiver_writes, mapped writable. PermissionDenied when its size is not
+  // sealed.
+  static absl::StatusOr<SharedMapping> MapWritable(UniqueFd fd,
                                                    const SharedMappingOptions& options);
 
   SharedMapping(SharedMapping&& other) noexcept;
@@ -69,6 +77,9 @@ class SharedMapping {
  private:
   SharedMapping(UniqueFd fd, std::byte* data, uint64_t size, bool writable)
       : fd_(std::move(fd)), data_(data), size_(size), writable_(writable) {}
+
+  static absl::StatusOr<SharedMapping> Map(UniqueFd fd, bool writable,
+                                           const SharedMappingOptions& options);
 
   UniqueFd fd_;
   std::byte* data_ = nullptr;

@@ -97,7 +97,9 @@ class LoopbackChannel final : public Channel {
           break;
         }
       }
-      while (pool_.TakeSubmitted() != nullptr) {
+      while (Burst* burst = pool_.TakeSubmitted()) {
+        if (RealClock::Get().Now() < burst->deadline) continue;
+        pool_.Finish(*burst, absl::DeadlineExceededError("burst not begun by its deadline"));
       }
       while (Burst* burst = pool_.TakeCancelled()) {
         pool_.Finish(*burst, absl::CancelledError("burst cancelled"));

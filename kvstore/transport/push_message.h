@@ -63,6 +63,7 @@ class PushApplier {
   // `meta` and `data` may be unaligned.
   absl::Status Apply(int count, bool has_checksums, absl::Span<const std::byte> meta,
                      absl::Span<const std::byte> data, MessageStatuses& statuses);
+  [[nodiscard]] uint32_t slice_bytes() const { return slice_bytes_; }
   // The meta bytes that stand before the data, if a message of `bytes` is well-formed as far as its
   // header can tell; InvalidArgument otherwise.
   absl::StatusOr<size_t> MetaBytes(int count, bool has_checksums, size_t data_bytes,
