@@ -104,7 +104,8 @@ absl::StatusOr<SharedMapping> SharedMapping::Create(absl::string_view name, uint
   void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (data == MAP_FAILED) return SystemError(name, "mmap", size, errno);
   SharedMapping mapping(std::move(fd), static_cast<std::byte*>(data), size, true);
-  if (fcntl(mapping.fd(), F_ADD_SEALS, options.receiver_writes ? kSizeSeals : kReadOnlySeals) != 0) {
+  if (fcntl(mapping.fd(), F_ADD_SEALS, options.receiver_writes ? kSizeSeals : kReadOnlySeals) !=
+      0) {
     return absl::InternalError(absl::StrCat(name, ": sealing failed: ", std::strerror(errno)));
   }
   KVT_RETURN_IF_ERROR(Prepare(name, mapping.data_, size, true, options));
@@ -134,8 +135,8 @@ absl::StatusOr<SharedMapping> SharedMapping::Map(UniqueFd fd, bool writable,
     return absl::InvalidArgumentError("shared mapping: the received memfd is empty");
   }
   const auto size = static_cast<uint64_t>(info.st_size);
-  void* data = mmap(nullptr, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
-                    fd.get(), 0);
+  void* data =
+      mmap(nullptr, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd.get(), 0);
   if (data == MAP_FAILED) return SystemError("shared mapping", "mmap", size, errno);
   SharedMapping mapping(std::move(fd), static_cast<std::byte*>(data), size, writable);
   KVT_RETURN_IF_ERROR(Prepare("shared mapping", mapping.data_, size, writable, options));

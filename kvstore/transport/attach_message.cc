@@ -45,10 +45,9 @@ absl::StatusOr<SessionToken> CheckAttachHello(absl::Span<const std::byte> bytes,
   }
   if (hello.version_min > kTransportWireVersion || hello.version_max < kTransportWireVersionMin ||
       hello.version_min > hello.version_max) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("attach: client speaks wire versions ", hello.version_min, " to ",
-                     hello.version_max, ", this store ", kTransportWireVersionMin, " to ",
-                     kTransportWireVersion));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "attach: client speaks wire versions ", hello.version_min, " to ", hello.version_max,
+        ", this store ", kTransportWireVersionMin, " to ", kTransportWireVersion));
   }
   const TransportSettings theirs{hello.receive_segment_bytes, hello.io_vector_max};
   if (theirs != settings) {
@@ -78,8 +77,7 @@ absl::StatusOr<SessionToken> CheckAttachHello(absl::Span<const std::byte> bytes,
   return token;
 }
 
-AttachReply MakeAttachReply(const absl::Status& status, uint64_t connection,
-                            uint64_t arena_bytes) {
+AttachReply MakeAttachReply(const absl::Status& status, uint64_t connection, uint64_t arena_bytes) {
   AttachReply reply;
   reply.magic = kAttachMagic;
   reply.code = static_cast<uint16_t>(status.code());

@@ -40,8 +40,8 @@ static_assert(sizeof(AttachHello) == 80 && std::is_trivially_copyable_v<AttachHe
 
 struct AttachReply {
   uint32_t magic = 0;
-  uint16_t version = 0;  // chosen; zero when refused
-  uint16_t code = 0;     // absl::StatusCode
+  uint16_t version = 0;     // chosen; zero when refused
+  uint16_t code = 0;        // absl::StatusCode
   uint64_t connection = 0;  // the server's id of the connection, echoed in every request (ucx)
   uint64_t arena_bytes = 0;
   char message[232] = {};  // why refused; zero-terminated

@@ -37,17 +37,16 @@ absl::Status BurstPool::CheckItem(const Piece& piece, uint32_t part_bytes, const
                     piece.offset % unit == 0 && piece.reserved == 0 &&
                     uint64_t{piece.offset} + piece.length <= geometry_.RecordBytes();
   if (good) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("burst: piece of ", piece.length, " bytes at ", piece.offset, " in parts of ",
-                   part_bytes, checksums ? " with checksums" : "", ", geometry ",
-                   geometry_.ToString()));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "burst: piece of ", piece.length, " bytes at ", piece.offset, " in parts of ", part_bytes,
+      checksums ? " with checksums" : "", ", geometry ", geometry_.ToString()));
 }
 
 absl::StatusOr<BurstId> BurstPool::Submit(PullRequest request) {
   if (request.items.size() != request.statuses.size() ||
       request.items.size() > kBurstPiecesCeiling || request.done == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "pull: ", request.items.size(), " items, ", request.statuses.size(), " statuses"));
+    return absl::InvalidArgumentError(absl::StrCat("pull: ", request.items.size(), " items, ",
+                                                   request.statuses.size(), " statuses"));
   }
   for (const PullItem& item : request.items) {
     KVT_RETURN_IF_ERROR(
@@ -67,8 +66,8 @@ absl::StatusOr<BurstId> BurstPool::Submit(PullRequest request) {
 absl::StatusOr<BurstId> BurstPool::Submit(PushRequest request) {
   if (request.items.size() != request.statuses.size() ||
       request.items.size() > kBurstPiecesCeiling || request.done == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "push: ", request.items.size(), " items, ", request.statuses.size(), " statuses"));
+    return absl::InvalidArgumentError(absl::StrCat("push: ", request.items.size(), " items, ",
+                                                   request.statuses.size(), " statuses"));
   }
   const bool checksums = request.checksums != PushChecksums::kNone;
   for (const PushItem& item : request.items) {
@@ -192,7 +191,8 @@ void BurstPool::Finish(Burst& burst, absl::Status status) {
   result.bytes = burst.bytes_;
   finished_.fetch_add(1, std::memory_order_relaxed);
   missed_.fetch_add(burst.missed_, std::memory_order_relaxed);
-  (burst.is_push ? bytes_pushed_ : bytes_pulled_).fetch_add(burst.bytes_, std::memory_order_relaxed);
+  (burst.is_push ? bytes_pushed_ : bytes_pulled_)
+      .fetch_add(burst.bytes_, std::memory_order_relaxed);
   BurstDone done = std::move(burst.done);
   active_.erase(std::find(active_.begin(), active_.end(), &burst));
   {

@@ -30,11 +30,11 @@ struct Burst {
   BurstDone done;
 
   // Progress.
-  uint32_t next_item = 0;    // first item not handed to the peer yet
-  uint32_t next_byte = 0;    // of that item
-  uint32_t in_flight = 0;    // messages that refer to this burst
-  uint32_t items_left = 0;   // without a verdict
-  absl::Status ending;       // not ok: it ends with this once in_flight is zero
+  uint32_t next_item = 0;   // first item not handed to the peer yet
+  uint32_t next_byte = 0;   // of that item
+  uint32_t in_flight = 0;   // messages that refer to this burst
+  uint32_t items_left = 0;  // without a verdict
+  absl::Status ending;      // not ok: it ends with this once in_flight is zero
 
   [[nodiscard]] uint32_t size() const {
     return static_cast<uint32_t>(is_push ? pushes.size() : pulls.size());

@@ -208,10 +208,10 @@ class LoopbackChannel final : public Channel {
     message_.WriteMeta(burst, slice, meta_.data());
     MessageStatuses statuses;
     PushApplier applier(*hub.resolver, session_, slice);
-    const absl::Status applied = applier.Apply(
-        message_.count, message_.has_checksums,
-        absl::MakeConstSpan(meta_.data(), message_.MetaBytes(slice)),
-        absl::MakeConstSpan(scratch_.data(), message_.bytes), statuses);
+    const absl::Status applied =
+        applier.Apply(message_.count, message_.has_checksums,
+                      absl::MakeConstSpan(meta_.data(), message_.MetaBytes(slice)),
+                      absl::MakeConstSpan(scratch_.data(), message_.bytes), statuses);
     KVT_CHECK(applied.ok(), applied.ToString());
     hub.stats.bytes_received += message_.bytes;
     message_.Settle(pool_, burst, statuses);
@@ -244,9 +244,9 @@ class LoopbackTransport final : public Transport {
     const AttachHello hello = MakeAttachHello(token, TransportSettings{}, 0);
     KVT_ASSIGN_OR_RETURN(
         const SessionToken checked,
-        CheckAttachHello(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(&hello),
-                                             sizeof(hello)),
-                         TransportSettings{}));
+        CheckAttachHello(
+            absl::MakeConstSpan(reinterpret_cast<const std::byte*>(&hello), sizeof(hello)),
+            TransportSettings{}));
     {
       MutexLock lock(hub->mu);
       while (hub->stalled && hub->resolver != nullptr) {

@@ -29,10 +29,10 @@ bool ScatterRange(const PullItem& item, uint32_t slice_bytes, uint32_t from, con
       CopyBytes(dst, src + (at - from), run, /*streaming=*/true);
     } else {
       run = slice_bytes;
-      const uint64_t sum = CopyWithChecksum(
-          dst, src + (at - from), run,
-          SeedOf(item.key_hash, item.plane, item.piece.offset + at, slice_bytes),
-          /*streaming=*/true);
+      const uint64_t sum =
+          CopyWithChecksum(dst, src + (at - from), run,
+                           SeedOf(item.key_hash, item.plane, item.piece.offset + at, slice_bytes),
+                           /*streaming=*/true);
       good &= sum == item.checksums[at / slice_bytes];
     }
     at += run;
@@ -50,10 +50,10 @@ void GatherRange(const PushItem& item, uint32_t slice_bytes, uint32_t from, uint
       CopyBytes(dst + (at - from), src, run, /*streaming=*/false);
     } else {
       run = slice_bytes;
-      item.checksums[at / slice_bytes] = CopyWithChecksum(
-          dst + (at - from), src, run,
-          SeedOf(item.key_hash, item.plane, item.piece.offset + at, slice_bytes),
-          /*streaming=*/false);
+      item.checksums[at / slice_bytes] =
+          CopyWithChecksum(dst + (at - from), src, run,
+                           SeedOf(item.key_hash, item.plane, item.piece.offset + at, slice_bytes),
+                           /*streaming=*/false);
     }
     at += run;
   }

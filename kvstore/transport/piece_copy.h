@@ -18,8 +18,8 @@ namespace kvt {
 [[nodiscard]] bool ScatterRange(const PullItem& item, uint32_t slice_bytes, uint32_t from,
                                 const std::byte* src, uint32_t size);
 
-// Copies bytes [from, from + size) of `item`'s piece from its parts to `dst` with cached stores, and
-// writes the slices' checksums into item.checksums when `compute`.
+// Copies bytes [from, from + size) of `item`'s piece from its parts to `dst` with cached stores,
+// and writes the slices' checksums into item.checksums when `compute`.
 void GatherRange(const PushItem& item, uint32_t slice_bytes, uint32_t from, uint32_t size,
                  std::byte* dst, bool compute);
 

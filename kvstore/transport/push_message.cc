@@ -100,8 +100,8 @@ absl::Status PushApplier::Apply(int count, bool has_checksums, absl::Span<const 
     total += pieces_[i].length;
     if (pieces_[i].length == 0 || pieces_[i].length % unit != 0 || pieces_[i].offset % unit != 0 ||
         pieces_[i].reserved != 0) {
-      return absl::InvalidArgumentError(absl::StrCat("push: piece of ", pieces_[i].length,
-                                                     " bytes at ", pieces_[i].offset));
+      return absl::InvalidArgumentError(
+          absl::StrCat("push: piece of ", pieces_[i].length, " bytes at ", pieces_[i].offset));
     }
   }
   if (total != data.size()) {

@@ -1,8 +1,8 @@
 // One push message: up to 15 pieces (or parts of pieces: a sub-piece is a piece of its own) with
 // their checksums and bytes. The same for shared memory and ucx:
 //
-//   meta = Piece[count] | uint64 checksum[slices of all pieces]    (no checksums: flag in the header)
-//   data = the pieces' bytes, one after the other
+//   meta = Piece[count] | uint64 checksum[slices of all pieces]    (no checksums: flag in the
+//   header) data = the pieces' bytes, one after the other
 //
 // The header around it is the transport's. Answers carry one verdict per piece of a message, and
 // messages of a channel are answered in the order they were sent.

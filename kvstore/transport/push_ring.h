@@ -96,7 +96,7 @@ class PushRingReader {
  public:
   explicit PushRingReader(SharedMapping mapping);
   struct Message {
-    RingMessage header;              // a private copy
+    RingMessage header;                // a private copy
     absl::Span<const std::byte> body;  // meta, padding and data; the client may still change it
   };
   // The next message, if there is one. InvalidArgument: the client broke the ring.

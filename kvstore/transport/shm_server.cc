@@ -128,8 +128,8 @@ class ShmServer final : public TransportServer {
     int timeout_ms = 0;
     if (safe) {
       const absl::Duration left = next - RealClock::Get().Now();
-      timeout_ms = static_cast<int>(
-          std::clamp<int64_t>(absl::ToInt64Milliseconds(left) + 1, 0, 60'000));
+      timeout_ms =
+          static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(left) + 1, 0, 60'000));
     }
     epoll_event events[kEventsMax];
     const int ready = epoll_wait(epoll_.get(), events, kEventsMax, timeout_ms);
@@ -231,8 +231,7 @@ class ShmServer final : public TransportServer {
     const int fds[] = {arena_.fd(), table_.mapping().fd(), ring.fd(), c.doorbell.get(),
                        c.answered.get()};
     const AttachReply reply = MakeAttachReply(absl::OkStatus(), 0, arena_.size());
-    KVT_RETURN_IF_ERROR(
-        SendFdMessage(c.socket.get(), BytesOf(reply), fds, RealClock::Get().Now()));
+    KVT_RETURN_IF_ERROR(SendFdMessage(c.socket.get(), BytesOf(reply), fds, RealClock::Get().Now()));
     Watch(c.doorbell.get());
     c.ring = std::make_unique<PushRingReader>(std::move(ring));
     c.applier = std::make_unique<PushApplier>(resolver_, c.session, token.geometry.SliceBytes());

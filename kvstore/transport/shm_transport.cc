@@ -89,8 +89,7 @@ class Gatherer {
   // Where the item's bytes lie, prefetched; null when the record is not there.
   const std::byte* Locate(const PullItem& item) const {
     const std::optional<uint64_t> offset = table_.Find(item.piece.handle);
-    if (!offset.has_value() || *offset > arena_.size() ||
-        arena_.size() - *offset < record_bytes_) {
+    if (!offset.has_value() || *offset > arena_.size() || arena_.size() - *offset < record_bytes_) {
       return nullptr;
     }
     const std::byte* data = arena_.data() + *offset + item.piece.offset;
@@ -318,9 +317,8 @@ class ShmChannel final : public Channel {
       Pending& pending = messages_[answered_ % kRingMessagesMax];
       if (answered_ == sent_ || answer->id != answered_ ||
           (answer->count != static_cast<uint32_t>(pending.message.count)) ||
-          !std::all_of(answer->statuses.begin(), answer->statuses.end(), [](PieceStatus s) {
-            return static_cast<int>(s) < kPieceStatuses;
-          })) {
+          !std::all_of(answer->statuses.begin(), answer->statuses.end(),
+                       [](PieceStatus s) { return static_cast<int>(s) < kPieceStatuses; })) {
         Fail(absl::UnavailableError(absl::StrCat("malformed answer from ", address_)));
         return true;
       }
@@ -396,8 +394,8 @@ class ShmChannel final : public Channel {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (ring_.PrepareSleep() && !pool_.HasSubmitted() && !pool_.HasCancelled() && pool_.IsOpen()) {
       const absl::Duration left = pool_.NextDeadline() - RealClock::Get().Now();
-      const auto timeout_ms = static_cast<int>(
-          std::clamp<int64_t>(absl::ToInt64Milliseconds(left) + 1, 0, 60'000));
+      const auto timeout_ms =
+          static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(left) + 1, 0, 60'000));
       epoll_event events[3];
       const int ready = epoll_wait(epoll_.get(), events, 3, timeout_ms);
       for (int i = 0; i < ready; ++i) {

@@ -99,13 +99,17 @@ void UcxChannel::SendAttach() {
 void UcxChannel::OnMessage(const UcxReceived& message) {
   if (state_ != State::kAttaching && state_ != State::kOpen) return;
   switch (message.header.type) {
-    case UcxMessageType::kAttachReply: return OnAttachReply(message);
-    case UcxMessageType::kPullData: return OnPullData(message);
-    case UcxMessageType::kPushAck: return OnPushAck(message);
+    case UcxMessageType::kAttachReply:
+      return OnAttachReply(message);
+    case UcxMessageType::kPullData:
+      return OnPullData(message);
+    case UcxMessageType::kPushAck:
+      return OnPushAck(message);
     case UcxMessageType::kAttach:
     case UcxMessageType::kPull:
     case UcxMessageType::kCancel:
-    case UcxMessageType::kPush: break;
+    case UcxMessageType::kPush:
+      break;
   }
   Fail(absl::UnavailableError(absl::StrCat("ucx: ", address_, " sent a message of type ",
                                            static_cast<int>(message.header.type))));
@@ -319,8 +323,7 @@ bool UcxChannel::TakePieces(PullSlot& slot, const UcxReceived& message) {
       if (status != PieceStatus::kOk) burst.statuses[item] = status;
       if (status != PieceStatus::kOk || from + take == piece.length) {
         const PieceStatus kept = burst.statuses[item];
-        pool_.SetVerdict(burst, item,
-                         kept == PieceStatus::kNotAttempted ? PieceStatus::kOk : kept);
+        pool_.SetVerdict(burst, item, kept == PieceStatus::kNotAttempted ? PieceStatus::kOk : kept);
       }
     }
     src += take;

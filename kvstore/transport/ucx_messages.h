@@ -54,10 +54,10 @@ struct UcxHeader {
   uint16_t has_checksums = 0;  // kPush
   uint64_t channel = 0;
   uint64_t request = 0;
-  uint32_t first = 0;  // kPullData: index in the request of the first piece
-  uint32_t count = 0;  // pieces
-  uint32_t skip = 0;   // kPullData: bytes of the first piece that came before
-  uint32_t bytes = 0;  // kPullData, kPush: data bytes
+  uint32_t first = 0;          // kPullData: index in the request of the first piece
+  uint32_t count = 0;          // pieces
+  uint32_t skip = 0;           // kPullData: bytes of the first piece that came before
+  uint32_t bytes = 0;          // kPullData, kPush: data bytes
   MessageStatuses statuses{};  // kPullData, kPushAck
   uint64_t reserved = 0;
 };

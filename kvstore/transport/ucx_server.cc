@@ -156,13 +156,11 @@ absl::Status UcxServer::Listen(const UcxServerOptions& options) {
                     status);
   }
   const bool v6 = options.host.find(':') != std::string::npos;
-  const std::string bind =
-      v6 ? absl::StrCat("[", options.host, "]:", options.port)
-         : absl::StrCat(options.host, ":", options.port);
+  const std::string bind = v6 ? absl::StrCat("[", options.host, "]:", options.port)
+                              : absl::StrCat(options.host, ":", options.port);
   KVT_ASSIGN_OR_RETURN(const UcxSocketAddress address, ParseSocketAddress(bind));
   ucp_listener_params_t params{};
-  params.field_mask =
-      UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
+  params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
   params.sockaddr.addr = reinterpret_cast<const sockaddr*>(&address.storage);
   params.sockaddr.addrlen = address.size;
   params.conn_handler.arg = this;
@@ -210,7 +208,7 @@ void UcxServer::OnConnect(ucp_conn_request_h request) {
   };
   const ucs_status_t status = ucp_ep_create(worker_->worker(), &params, &c.ep);
   if (status != UCS_OK) {
-    KVT_LOG(kWarning, "ucx: accepting a connection: ", ucs_status_string(status));
+    KVT_LOG(kInfo, "ucx: a client left while it was accepted: ", ucs_status_string(status));
     return;
   }
   by_ep_[c.ep] = &c;
@@ -241,13 +239,17 @@ void UcxServer::OnMessage(const UcxReceived& message) {
     return Refuse(c, "message before attach or of another connection");
   }
   switch (message.header.type) {
-    case UcxMessageType::kPull: return OnPull(c, message);
-    case UcxMessageType::kPush: return OnPush(c, message);
-    case UcxMessageType::kCancel: return OnCancel(c, message);
+    case UcxMessageType::kPull:
+      return OnPull(c, message);
+    case UcxMessageType::kPush:
+      return OnPush(c, message);
+    case UcxMessageType::kCancel:
+      return OnCancel(c, message);
     case UcxMessageType::kAttach:
     case UcxMessageType::kAttachReply:
     case UcxMessageType::kPullData:
-    case UcxMessageType::kPushAck: break;
+    case UcxMessageType::kPushAck:
+      break;
   }
   Refuse(c, "message of an unknown type");
 }
@@ -373,8 +375,8 @@ void UcxServer::OnAnswerSent(UcxSlot* self, ucs_status_t status) {
 
 DataSlot* UcxServer::Stage(Connection& c) {
   if (c.pulls_size == 0) return nullptr;
-  const auto free = std::find_if(c.data.begin(), c.data.end(),
-                                 [](const DataSlot& slot) { return !slot.busy; });
+  const auto free =
+      std::find_if(c.data.begin(), c.data.end(), [](const DataSlot& slot) { return !slot.busy; });
   if (free == c.data.end()) return nullptr;
   DataSlot& slot = *free;
   PullWork& work = c.pulls[c.pulls_head];
@@ -554,8 +556,7 @@ bool UcxServer::Poll(absl::Time now, bool woken) {
     }
     if (c.state == Connection::State::kClosing && EndIfClosed(c)) {
       connections_.erase(connections_.begin() + static_cast<ptrdiff_t>(i--));
-      connections_now_.store(static_cast<uint32_t>(connections_.size()),
-                             std::memory_order_relaxed);
+      connections_now_.store(static_cast<uint32_t>(connections_.size()), std::memory_order_relaxed);
       did = true;
     }
   }

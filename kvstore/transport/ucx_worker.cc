@@ -39,10 +39,13 @@ absl::Status UcxError(absl::string_view what, ucs_status_t status) {
     case UCS_ERR_NO_DEVICE:
       return absl::InvalidArgumentError(
           absl::StrCat(message, "; `ucx_info -d` lists transports and devices"));
-    case UCS_ERR_INVALID_PARAM: return absl::InvalidArgumentError(message);
+    case UCS_ERR_INVALID_PARAM:
+      return absl::InvalidArgumentError(message);
     case UCS_ERR_TIMED_OUT:
-    case UCS_ERR_ENDPOINT_TIMEOUT: return absl::DeadlineExceededError(message);
-    default: return absl::UnavailableError(message);
+    case UCS_ERR_ENDPOINT_TIMEOUT:
+      return absl::DeadlineExceededError(message);
+    default:
+      return absl::UnavailableError(message);
   }
 }
 
@@ -61,10 +64,10 @@ absl::Status UcxWorker::Init() {
   ucp_config_t* config = nullptr;
   ucs_status_t status = ucp_config_read(nullptr, nullptr, &config);
   if (status != UCS_OK) return UcxError("ucx: reading the configuration", status);
+  // Names of transport settings go without their prefix here (openucx/ucx issue 8649).
   absl::Status modified = absl::OkStatus();
-  modified.Update(
-      Modify(config, "TCP_RX_SEG_SIZE", absl::StrCat(kUcxReceiveSegmentBytes / kKiB, "k")));
-  modified.Update(Modify(config, "TCP_MAX_IOV", absl::StrCat(kUcxIoVectorMax)));
+  modified.Update(Modify(config, "RX_SEG_SIZE", absl::StrCat(kUcxReceiveSegmentBytes / kKiB, "k")));
+  modified.Update(Modify(config, "MAX_IOV", absl::StrCat(kUcxIoVectorMax)));
   if (!options_.tls.empty()) modified.Update(Modify(config, "TLS", options_.tls));
   if (!options_.net_devices.empty()) {
     modified.Update(Modify(config, "NET_DEVICES", options_.net_devices));
@@ -186,8 +189,7 @@ void UcxWorker::Sleep(absl::Time until) {
 }
 
 ucs_status_t UcxWorker::OnActiveMessage(void* self, const void* header, size_t header_size,
-                                        void* data, size_t size,
-                                        const ucp_am_recv_param_t* param) {
+                                        void* data, size_t size, const ucp_am_recv_param_t* param) {
   auto* worker = static_cast<UcxWorker*>(self);
   UcxReceived received;
   received.reply_ep =
@@ -230,8 +232,8 @@ void UcxSendMessage(ucp_ep_h ep, UcxSlot& slot, const UcxPayload& payload, UcxRe
     count = payload.io_count;
     param.datatype = UCP_DATATYPE_IOV;
   }
-  void* request = ucp_am_send_nbx(ep, kUcxMessageId, &slot.header, sizeof(UcxHeader), buffer, count,
-                                  &param);
+  void* request =
+      ucp_am_send_nbx(ep, kUcxMessageId, &slot.header, sizeof(UcxHeader), buffer, count, &param);
   if (UCS_PTR_IS_PTR(request)) return;
   slot.sent(&slot, UCS_PTR_STATUS(request));
 }

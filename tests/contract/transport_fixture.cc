@@ -71,9 +71,12 @@ class LoopbackVictim final : public Victim {
 
 std::string BackendName(Backend backend) {
   switch (backend) {
-    case Backend::kLoopback: return "loopback";
-    case Backend::kShm: return "shm";
-    case Backend::kUcx: return "ucx";
+    case Backend::kLoopback:
+      return "loopback";
+    case Backend::kShm:
+      return "shm";
+    case Backend::kUcx:
+      return "ucx";
   }
   return "?";
 }
@@ -106,8 +109,10 @@ std::unique_ptr<ArenaResolver> MakeResolver(uint32_t records) {
 
 std::unique_ptr<Transport> MakeTransport(Backend backend) {
   switch (backend) {
-    case Backend::kLoopback: return MakeLoopbackTransport();
-    case Backend::kShm: return MakeShmTransport(ShmOptions{});
+    case Backend::kLoopback:
+      return MakeLoopbackTransport();
+    case Backend::kShm:
+      return MakeShmTransport(ShmOptions{});
     case Backend::kUcx: {
       auto transport = MakeUcxTransport(TestUcxOptions());
       KVT_CHECK(transport.ok(), transport.status().ToString());
@@ -264,8 +269,7 @@ void TestBurst::SetPiece(uint32_t i, uint64_t handle, uint32_t offset) {
 void TestBurst::SetChecksums(uint32_t i, uint32_t record, const std::vector<uint64_t>& of_record) {
   const uint32_t slice = TestGeometry().SliceBytes();
   const uint32_t first = pulls_[i].piece.offset / slice;
-  checksums_[i].assign(of_record.begin() + first,
-                       of_record.begin() + first + piece_bytes_ / slice);
+  checksums_[i].assign(of_record.begin() + first, of_record.begin() + first + piece_bytes_ / slice);
   pulls_[i].checksums = checksums_[i].data();
   pulls_[i].key_hash = ArenaResolver::KeyHash(record);
 }

@@ -32,8 +32,8 @@ inline absl::Time In(absl::Duration d) { return RealClock::Get().Now() + d; }
 // Long enough for any operation that should succeed, on a loaded machine, under a sanitizer.
 inline constexpr absl::Duration kPatience = absl::Seconds(60);
 
-// A store that can be stopped and killed: another process (this program with --serve), or a loopback
-// server with its faults. Its records 0 to records-1 are sealed, generation 1.
+// A store that can be stopped and killed: another process (this program with --serve), or a
+// loopback server with its faults. Its records 0 to records-1 are sealed, generation 1.
 class Victim {
  public:
   virtual ~Victim() = default;

@@ -192,9 +192,9 @@ TEST_P(TransportTest, Push_OneLayerOfManyRecords_GivenAndNoChecksums) {
       burst.SetPiece(i, resolver_->Reserve(i), 7 * kSlot);
       burst.FillSources(i, i, 3);
       for (uint32_t s = 0; s < 3; ++s) {
-        burst.checksums(i)[s] = SliceChecksum(
-            burst.piece_bytes(i) + s * 2048, 2048,
-            ChecksumSeed(ArenaResolver::KeyHash(i), Plane::kBase, 7 * 3 + s));
+        burst.checksums(i)[s] =
+            SliceChecksum(burst.piece_bytes(i) + s * 2048, 2048,
+                          ChecksumSeed(ArenaResolver::KeyHash(i), Plane::kBase, 7 * 3 + s));
       }
     }
     ASSERT_TRUE(burst.Push(*channel_, In(kPatience), mode).ok());

@@ -110,9 +110,8 @@ absl::Status ArenaResolver::Attach(const SessionToken& token) {
         absl::StrCat("session ", token.session.value(), " is unknown or its secret wrong"));
   }
   if (token.geometry != options_.geometry) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("geometry: client ", token.geometry.ToString(), ", store ",
-                     options_.geometry.ToString()));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "geometry: client ", token.geometry.ToString(), ", store ", options_.geometry.ToString()));
   }
   ++attached_;
   return absl::OkStatus();
