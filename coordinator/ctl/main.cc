@@ -87,6 +87,80 @@ int ExecRun(const Cli& cli, const std::vector<std::string>& arguments) {
   return Fail(cli, absl::NotFoundError(absl::StrCat(program, ": ", std::strerror(errno))));
 }
 
+// What the command line can say, and where each part of it went.
+struct Commands {
+  Cli cli;
+  std::string output = "table";
+  UpOptions up_options;
+  int up_timeout_s = 0;
+  DownOptions down_options;
+  int down_timeout_s = 25;
+  RequestsOptions requests_options;
+  GenerateOptions generate_options;
+  CLI::App* up = nullptr;
+  CLI::App* down = nullptr;
+  CLI::App* status = nullptr;
+  CLI::App* nodes = nullptr;
+  CLI::App* tier = nullptr;
+  CLI::App* requests = nullptr;
+  CLI::App* generate = nullptr;
+};
+
+void AddCommands(CLI::App& app, Commands* all) {
+  all->cli.run_dir = DefaultRunDir();
+  app.add_option("--coordinator", all->cli.coordinator, "HOST:PORT of the coordinator");
+  app.add_option("--run-dir", all->cli.run_dir, "run directory of `kvtide up`")
+      ->capture_default_str();
+  app.add_option("--output,-o", all->output, "table (for people) or json")
+      ->check(CLI::IsMember({"table", "json"}))
+      ->capture_default_str();
+  all->up = app.add_subcommand("up", "Start a local cluster from one file, wait until it is ready");
+  all->up->add_option("--config", all->up_options.config, "cluster file, as deploy/quickstart.toml")
+      ->required();
+  all->up->add_option("--timeout", all->up_timeout_s, "seconds until ready; default: the file's")
+      ->check(CLI::Range(1, 24 * 3600));
+  all->down = app.add_subcommand("down", "Stop the local cluster of the run directory");
+  all->down->add_option("--timeout", all->down_timeout_s, "seconds until processes are killed")
+      ->check(CLI::Range(0, 3600))
+      ->capture_default_str();
+  all->status = app.add_subcommand("status", "Nodes, requests and the latest events");
+  all->nodes = app.add_subcommand("nodes", "Stores and workers, dead ones included");
+  all->tier = app.add_subcommand("tier", "What lies in the stores, per node and in sum");
+  all->requests =
+      app.add_subcommand("requests", "Running requests, then the finished, latest first");
+  all->requests->add_option("--limit", all->requests_options.limit, "finished ones shown; 0: all")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  all->generate = AddGenerate(app, &all->generate_options);
+  app.add_subcommand("run", "Run the model in this process, without a cluster (kvtide run --help)");
+}
+
+int Dispatch(Commands& all) {
+  Cli& cli = all.cli;
+  cli.json = all.output == "json";
+  if (*all.up) {
+    all.up_options.timeout = absl::Seconds(all.up_timeout_s);
+    // Ctrl-C is asked for between steps, so that what was started is stopped.
+    sigset_t stop;
+    sigemptyset(&stop);
+    sigaddset(&stop, SIGINT);
+    sigaddset(&stop, SIGTERM);
+    sigprocmask(SIG_BLOCK, &stop, nullptr);
+    return RunUp(cli, all.up_options);
+  }
+  if (*all.down) {
+    all.down_options.grace = absl::Seconds(all.down_timeout_s);
+    return RunDown(cli, all.down_options);
+  }
+  if (*all.status) return RunStatus(cli);
+  if (*all.nodes) return RunNodes(cli);
+  if (*all.tier) return RunTier(cli);
+  if (*all.requests) return RunRequests(cli, all.requests_options);
+  all.generate_options.has_text = all.generate->count("prompt") > 0;
+  all.generate_options.has_system = all.generate->count("--system") > 0;
+  return RunGenerate(cli, all.generate_options);
+}
+
 int Main(int argc, char** argv) {
   // Everything behind `run` is kvtide-run's.
   if (argc >= 2 && std::strcmp(argv[1], "run") == 0) {
@@ -96,67 +170,14 @@ int Main(int argc, char** argv) {
   app.footer(kFooter);
   app.require_subcommand(1);
   app.fallthrough();
-  Cli cli;
-  cli.run_dir = DefaultRunDir();
-  std::string output = "table";
-  app.add_option("--coordinator", cli.coordinator, "HOST:PORT of the coordinator");
-  app.add_option("--run-dir", cli.run_dir, "run directory of `kvtide up`")->capture_default_str();
-  app.add_option("--output,-o", output, "table (for people) or json")
-      ->check(CLI::IsMember({"table", "json"}))
-      ->capture_default_str();
-
-  UpOptions up;
-  int up_timeout = 0;
-  CLI::App* up_command =
-      app.add_subcommand("up", "Start a local cluster from one file and wait until it is ready");
-  up_command->add_option("--config", up.config, "cluster file, as deploy/quickstart.toml")
-      ->required();
-  up_command->add_option("--timeout", up_timeout, "seconds until ready; default: the file's");
-  DownOptions down;
-  int down_timeout = 10;
-  CLI::App* down_command = app.add_subcommand("down", "Stop the local cluster of the run directory");
-  down_command->add_option("--timeout", down_timeout, "seconds until processes are killed")
-      ->check(CLI::Range(0, 3600))
-      ->capture_default_str();
-  CLI::App* status = app.add_subcommand("status", "Nodes, requests and the latest events");
-  CLI::App* nodes = app.add_subcommand("nodes", "Stores and workers, dead ones included");
-  CLI::App* tier = app.add_subcommand("tier", "What lies in the stores, per node and in sum");
-  RequestsOptions requests;
-  CLI::App* requests_command =
-      app.add_subcommand("requests", "Running requests, then the finished, latest first");
-  requests_command->add_option("--limit", requests.limit, "finished ones shown; 0: all")
-      ->check(CLI::Range(0, 1 << 20))
-      ->capture_default_str();
-  GenerateOptions generate;
-  CLI::App* generate_command = AddGenerate(app, &generate);
-  app.add_subcommand("run", "Run the model in this process, without a cluster (kvtide run --help)");
+  Commands all;
+  AddCommands(app, &all);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kExitOk : kExitBadInput;
   }
-  cli.json = output == "json";
-  if (*up_command) {
-    up.timeout = absl::Seconds(up_timeout);
-    // Ctrl-C is asked for between steps, so that what was started is stopped.
-    sigset_t stop;
-    sigemptyset(&stop);
-    sigaddset(&stop, SIGINT);
-    sigaddset(&stop, SIGTERM);
-    sigprocmask(SIG_BLOCK, &stop, nullptr);
-    return RunUp(cli, up);
-  }
-  if (*down_command) {
-    down.grace = absl::Seconds(down_timeout);
-    return RunDown(cli, down);
-  }
-  if (*status) return RunStatus(cli);
-  if (*nodes) return RunNodes(cli);
-  if (*tier) return RunTier(cli);
-  if (*requests_command) return RunRequests(cli, requests);
-  generate.has_text = generate_command->count("prompt") > 0;
-  generate.has_system = generate_command->count("--system") > 0;
-  return RunGenerate(cli, generate);
+  return Dispatch(all);
 }
 
 }  // namespace

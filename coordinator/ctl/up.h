@@ -18,7 +18,7 @@ struct UpOptions {
 int RunUp(const Cli& cli, const UpOptions& options);
 
 struct DownOptions {
-  absl::Duration grace = absl::Seconds(10);
+  absl::Duration grace = absl::Seconds(25);  // workers let running requests end
 };
 
 // SIGTERM to workers, then stores, then the coordinator; SIGKILL after `grace`. Exit code.
