@@ -1,9 +1,10 @@
 #include "kernels/model/json_file.h"
 
 #include <fstream>
-#include <set>
+#include <optional>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
@@ -29,26 +30,47 @@ absl::StatusOr<std::string> ReadModelFile(const std::string& path) {
   return text;
 }
 
+namespace {
+
+// The parser's own handler, which builds the value, with a look at the keys of every open object.
+// (A parser callback would do, at twice the time.)
+class KeyCheck : public nlohmann::detail::json_sax_dom_parser<json> {
+ public:
+  explicit KeyCheck(json& result) : json_sax_dom_parser(result, /*allow_exceptions_=*/true) {}
+
+  bool start_object(size_t size) {
+    open_.emplace_back();
+    return json_sax_dom_parser::start_object(size);
+  }
+  bool key(std::string& name) {
+    if (!open_.back().insert(name).second) twice_ = name;
+    return json_sax_dom_parser::key(name);
+  }
+  bool end_object() {
+    open_.pop_back();
+    return json_sax_dom_parser::end_object();
+  }
+  // A key that stands twice in one object.
+  const std::optional<std::string>& twice() const { return twice_; }
+
+ private:
+  std::vector<absl::flat_hash_set<std::string>> open_;
+  std::optional<std::string> twice_;
+};
+
+}  // namespace
+
 absl::StatusOr<json> ParseJson(absl::string_view text, absl::string_view file) {
-  std::vector<std::set<std::string>> open_objects;
-  std::string twice;
-  const auto note_keys = [&](int, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::object_start) open_objects.emplace_back();
-    if (event == json::parse_event_t::object_end) open_objects.pop_back();
-    if (event == json::parse_event_t::key) {
-      const auto& key = parsed.get_ref<const std::string&>();
-      if (!open_objects.back().insert(key).second) twice = key;
-    }
-    return true;
-  };
   json parsed;
+  KeyCheck handler(parsed);
   try {
-    parsed = json::parse(text.begin(), text.end(), note_keys);
+    json::sax_parse(text.begin(), text.end(), &handler);
   } catch (const json::exception& error) {
     return absl::InvalidArgumentError(absl::StrCat(file, ": not JSON: ", error.what()));
   }
-  if (!twice.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(file, ": field ", twice, " stands twice"));
+  if (handler.twice().has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ": field ", *handler.twice(), " stands twice"));
   }
   return parsed;
 }
