@@ -47,6 +47,8 @@ absl::Status BlockIndex::OpenSession(absl::Time now, SessionSpec spec) {
   session.secret = std::move(spec.secret);
   session.worker = std::move(spec.worker);
   session.worker_epoch = spec.worker_epoch;
+  session.model_fingerprint = std::move(spec.model_fingerprint);
+  session.numerics_id = std::move(spec.numerics_id);
   session.space = space;
   session.geometry = spec.geometry;
   KVT_ASSIGN_OR_RETURN(const SessionId replaced, sessions_.Open(now, std::move(session)));

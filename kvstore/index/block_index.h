@@ -172,6 +172,10 @@ class BlockIndex {
   [[nodiscard]] const Block* FindBlock(uint64_t block_handle) {
     return table_.Find(BlockNumberOf(block_handle), GenerationOfHandle(block_handle));
   }
+  // Of the block's model. Precondition: the block is named.
+  [[nodiscard]] const Geometry& GeometryOf(const Block& block) const {
+    return geometries_[block.space];
+  }
   [[nodiscard]] IndexStats Stats() const;
   // Walks everything and crashes on a broken invariant. For tests; slow.
   void CheckInvariants();

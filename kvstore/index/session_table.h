@@ -23,6 +23,8 @@ struct Session {
   std::string secret;  // opaque here
   NodeName worker;
   BootEpoch worker_epoch;
+  std::string model_fingerprint;
+  std::string numerics_id;
   uint32_t space = 0;  // interned model, numerics and geometry
   Geometry geometry;
   absl::Time lease_end;

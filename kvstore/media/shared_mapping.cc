@@ -49,14 +49,6 @@ uint64_t AvailableBytes() {
   return kib * kKiB;
 }
 
-absl::Status CheckRoom(absl::string_view name, uint64_t bytes) {
-  const uint64_t available = AvailableBytes();
-  if (available == 0 || bytes <= available) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat(name, ": ", FormatBytes(bytes), " of memory asked for, ", FormatBytes(available),
-                   " available; configure a smaller pool or free memory"));
-}
-
 absl::Status SystemError(absl::string_view name, absl::string_view call, uint64_t bytes,
                          int error) {
   return absl::ResourceExhaustedError(
@@ -87,6 +79,14 @@ absl::Status Prepare(absl::string_view name, std::byte* data, uint64_t bytes, bo
 
 }  // namespace
 
+absl::Status CheckMemoryAvailable(absl::string_view name, uint64_t bytes) {
+  const uint64_t available = AvailableBytes();
+  if (available == 0 || bytes <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(name, ": ", FormatBytes(bytes), " of memory asked for, ", FormatBytes(available),
+                   " available; configure a smaller pool or free memory"));
+}
+
 void UniqueFd::Reset() {
   if (fd_ >= 0) (void)close(std::exchange(fd_, -1));
 }
@@ -95,7 +95,7 @@ absl::StatusOr<SharedMapping> SharedMapping::Create(absl::string_view name, uint
                                                     const SharedMappingOptions& options) {
   if (bytes == 0) return absl::InvalidArgumentError(absl::StrCat(name, ": zero bytes asked for"));
   const uint64_t size = RoundedSize(bytes);
-  if (options.populate) KVT_RETURN_IF_ERROR(CheckRoom(name, size));
+  if (options.populate) KVT_RETURN_IF_ERROR(CheckMemoryAvailable(name, size));
   UniqueFd fd(memfd_create(std::string(name).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return SystemError(name, "memfd_create", size, errno);
   if (ftruncate(fd.get(), static_cast<off_t>(size)) != 0) {
@@ -168,7 +168,7 @@ absl::StatusOr<PrivateMapping> PrivateMapping::Create(uint64_t bytes,
                                                       const SharedMappingOptions& options) {
   if (bytes == 0) return absl::InvalidArgumentError("private mapping: zero bytes asked for");
   const uint64_t size = RoundedSize(bytes);
-  if (options.populate) KVT_RETURN_IF_ERROR(CheckRoom("private mapping", size));
+  if (options.populate) KVT_RETURN_IF_ERROR(CheckMemoryAvailable("private mapping", size));
   // Over-allocate by one huge page and trim, so that the start is aligned to one.
   const uint64_t padded = size + kHugePageBytes;
   void* raw = mmap(nullptr, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -45,6 +45,10 @@ struct SharedMappingOptions {
   bool receiver_writes = false;
 };
 
+// ResourceExhausted naming `name`, both sizes and the remedy when the kernel says that so much memory
+// is not available. Create asks it by itself when it populates.
+absl::Status CheckMemoryAvailable(absl::string_view name, uint64_t bytes);
+
 // One mapping. Movable; unmaps and closes at its end. The bytes' synchronisation is the owner's.
 class SharedMapping {
  public:

@@ -1,0 +1,14 @@
+// Populates an arena with several threads and says how far it is, so that the start of a large
+// store does not look like a hang (FIELD-CASES F20). Part of the store's composition root: its
+// threads end before it returns.
+#pragma once
+
+#include "absl/status/status.h"
+#include "kvstore/media/arena.h"
+
+namespace kvt {
+
+// Logs progress about once a second and, at the end, seconds per GiB. ResourceExhausted.
+absl::Status PopulateArena(Arena& arena, int threads);
+
+}  // namespace kvt

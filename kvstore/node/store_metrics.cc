@@ -1,0 +1,71 @@
+#include "kvstore/node/store_metrics.h"
+
+namespace kvt {
+namespace {
+
+Counter& Looked(MetricsRegistry& registry, const char* outcome) {
+  return registry.NewCounter("kvtide_store_lookup_blocks_total",
+                             "Blocks asked for, by what was found", {{"outcome", outcome}});
+}
+
+void Raise(Counter& counter, uint64_t to) {
+  counter.Add(static_cast<double>(to) - counter.Value());
+}
+
+}  // namespace
+
+StoreMetrics::StoreMetrics(MetricsRegistry& registry)
+    : capacity_bytes_(registry.NewGauge("kvtide_store_capacity_bytes", "Bytes of the arena")),
+      blocks_(registry.NewGauge("kvtide_store_blocks", "Sealed blocks")),
+      pinned_blocks_(registry.NewGauge("kvtide_store_pinned_blocks", "Sealed blocks under a pin")),
+      pins_(registry.NewGauge("kvtide_store_pins", "Pins: pairs of holder and block")),
+      in_flight_(registry.NewGauge("kvtide_store_in_flight_records",
+                                   "Records that a running transfer touches")),
+      output_reserved_blocks_(registry.NewGauge("kvtide_store_output_reserved_blocks",
+                                                "Blocks kept for what decoding will write")),
+      sessions_(registry.NewGauge("kvtide_store_sessions", "Sessions of workers")),
+      tickets_(registry.NewGauge("kvtide_store_tickets", "Tickets that hold something")),
+      lookups_(registry.NewCounter("kvtide_store_lookups_total", "Lookup calls")),
+      hit_(Looked(registry, "hit")),
+      base_only_(Looked(registry, "base_only")),
+      miss_(Looked(registry, "miss")),
+      evicted_(registry.NewCounter("kvtide_store_evicted_blocks_total", "Blocks evicted")),
+      refused_(registry.NewCounter("kvtide_store_refused_reservations_total",
+                                   "Reservations refused for lack of room")),
+      pulled_(registry.NewCounter("kvtide_store_pulled_bytes_total",
+                                  "Bytes granted to pulls over the network")),
+      pushed_(registry.NewCounter("kvtide_store_pushed_bytes_total", "Bytes pushed and kept")),
+      checksum_failures_(registry.NewCounter("kvtide_store_checksum_failures_total",
+                                             "Pushed pieces with a wrong checksum")) {
+  const char* states[kStates] = {"base", "residual", "reserved", "writing", "evicting", "free"};
+  for (int i = 0; i < kStates; ++i) {
+    bytes_[i] = &registry.NewGauge("kvtide_store_bytes", "Bytes of the arena by what holds them",
+                                   {{"state", states[i]}});
+  }
+}
+
+void StoreMetrics::Observe(const StoreStats& stats) {
+  capacity_bytes_.Set(static_cast<double>(stats.capacity_bytes));
+  const uint64_t bytes[kStates] = {
+      stats.resident_bytes[0], stats.resident_bytes[1], stats.reserved_bytes,
+      stats.writing_bytes,     stats.evicting_bytes,    stats.capacity_bytes - stats.used_bytes};
+  for (int i = 0; i < kStates; ++i) bytes_[i]->Set(static_cast<double>(bytes[i]));
+  blocks_.Set(static_cast<double>(stats.blocks));
+  pinned_blocks_.Set(static_cast<double>(stats.pinned_blocks));
+  pins_.Set(static_cast<double>(stats.pins));
+  in_flight_.Set(static_cast<double>(stats.in_flight));
+  output_reserved_blocks_.Set(static_cast<double>(stats.output_reserved_blocks));
+  sessions_.Set(static_cast<double>(stats.sessions));
+  tickets_.Set(static_cast<double>(stats.tickets));
+  Raise(lookups_, stats.lookups);
+  Raise(hit_, stats.hit_blocks);
+  Raise(base_only_, stats.base_only_blocks);
+  Raise(miss_, stats.lookup_blocks - stats.hit_blocks - stats.base_only_blocks);
+  Raise(evicted_, stats.evicted_blocks);
+  Raise(refused_, stats.refused);
+  Raise(pulled_, stats.pulled_bytes);
+  Raise(pushed_, stats.pushed_bytes);
+  Raise(checksum_failures_, stats.checksum_failures);
+}
+
+}  // namespace kvt

@@ -1,0 +1,40 @@
+// Instruments of a store, set from its figures (docs/METRICS.md). Owned by main; not thread-safe.
+#pragma once
+
+#include <array>
+
+#include "kernels/base/metrics.h"
+#include "kvstore/wire/store_api.h"
+
+namespace kvt {
+
+class StoreMetrics {
+ public:
+  explicit StoreMetrics(MetricsRegistry& registry);
+  void Observe(const StoreStats& stats);
+
+ private:
+  // States of the arena's bytes; they sum to the capacity.
+  enum State { kBase, kResidual, kReserved, kWriting, kEvicting, kFree, kStates };
+
+  Gauge& capacity_bytes_;
+  std::array<Gauge*, kStates> bytes_{};
+  Gauge& blocks_;
+  Gauge& pinned_blocks_;
+  Gauge& pins_;
+  Gauge& in_flight_;
+  Gauge& output_reserved_blocks_;
+  Gauge& sessions_;
+  Gauge& tickets_;
+  Counter& lookups_;
+  Counter& hit_;
+  Counter& base_only_;
+  Counter& miss_;
+  Counter& evicted_;
+  Counter& refused_;
+  Counter& pulled_;
+  Counter& pushed_;
+  Counter& checksum_failures_;
+};
+
+}  // namespace kvt

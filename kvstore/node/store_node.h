@@ -1,0 +1,129 @@
+// A store node: StoreApi for workers' control calls and PieceResolver for the data plane, over one
+// BlockIndex and one Arena, under one mutex that is held for the length of one call's index work.
+//
+// Owned by the composition root, which also owns the arena (outlives the node), the transport
+// servers and the RPC server (stopped before the node goes), and calls Tick about every kStoreTick.
+// Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/base/clock.h"
+#include "kernels/base/mutex.h"
+#include "kvstore/index/block_index.h"
+#include "kvstore/media/arena.h"
+#include "kvstore/node/checksum_table.h"
+#include "kvstore/node/ticket_cache.h"
+#include "kvstore/transport/transport_server.h"
+#include "kvstore/wire/store_api.h"
+
+namespace kvt {
+
+inline constexpr absl::Duration kStoreTick = absl::Milliseconds(100);
+// A gap between ticks beyond this means that the store itself stalled: leases are extended by it.
+inline constexpr absl::Duration kStoreStallAfter = absl::Seconds(1);
+// Data connections of one session.
+inline constexpr int kSessionChannelsMax = 16;
+
+struct StoreNodeConfig {
+  NodeName name;
+  BootEpoch epoch;
+  std::string host_id;  // LocalHostId()
+  absl::Duration lease = absl::Seconds(10);
+  uint64_t slab_bytes = 0;  // divides the arena
+  uint32_t blocks_max = 0;  // the arena's record table has twice as many entries
+};
+
+// Where workers reach the data plane; empty: not served.
+struct DataPlaneAddresses {
+  std::string ucx_address;
+  std::string shm_socket;
+};
+
+class StoreNode final : public StoreApi, public PieceResolver {
+ public:
+  StoreNode(const StoreNodeConfig& config, Arena& arena, const Clock& clock);
+  ~StoreNode() override = default;
+
+  // The key that tickets are checked with. InvalidArgument: not a public key.
+  absl::Status AddTicketKey(absl::string_view public_key) { return tickets_.AddKey(public_key); }
+  // Before sessions are opened.
+  void SetDataPlane(DataPlaneAddresses addresses);
+  // Ends leases that are over, also the store's own after a stall.
+  void Tick();
+  // While draining, sessions, lookups and reservations are refused with Unavailable; what runs
+  // ends.
+  void SetDraining(bool draining) { draining_.store(draining); }
+  // No record is under a running transfer.
+  [[nodiscard]] bool IsQuiet();
+  [[nodiscard]] StoreStats StatsNow();
+
+  absl::StatusOr<OpenSessionReply> OpenSession(const OpenSessionRequest& request) override;
+  absl::StatusOr<RenewReply> Renew(const RenewRequest& request) override;
+  absl::StatusOr<LookupReply> Lookup(const LookupRequest& request) override;
+  absl::StatusOr<ReserveReply> Reserve(const ReserveRequest& request) override;
+  absl::StatusOr<SealReply> Seal(const SealRequest& request) override;
+  absl::Status Release(const ReleaseRequest& request) override;
+  absl::Status CloseSession(SessionId session) override;
+  absl::StatusOr<StoreStats> Stats() override { return StatsNow(); }
+
+  absl::Status Attach(const SessionToken& token) override;
+  void Detach(SessionId session) override;
+  void ResolvePull(SessionId session, absl::Span<const Piece> pieces,
+                   absl::Span<ResolvedPull> out) override;
+  void ReleasePull(SessionId session, absl::Span<const Piece> pieces) override;
+  void ResolvePush(SessionId session, absl::Span<const Piece> pieces,
+                   absl::Span<ResolvedPush> out) override;
+  void CommitPush(SessionId session, absl::Span<const PushedPiece> pieces,
+                  absl::Span<PieceStatus> verdicts) override;
+
+ private:
+  // Keeps the arena's record table in step with the index. Called by the index, under mu_.
+  class Publisher final : public RecordEvents {
+   public:
+    explicit Publisher(RecordTable& table) : table_(table) {}
+    void OnSealed(uint64_t record_handle, uint64_t offset) override {
+      table_.Publish(record_handle, offset);
+    }
+    void OnWithdrawn(uint64_t record_handle) override {
+      table_.Withdraw(RecordIndexOf(record_handle));
+    }
+
+   private:
+    RecordTable& table_;
+  };
+
+  absl::Status CheckNotDraining() const;
+  // Does the ticket belong to the model that the session was opened for?
+  absl::Status CheckModel(SessionId session, const Ticket& ticket)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CopyChecksums(uint64_t handle, BlockPlace* place) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Keeps what the writer says its slices sum to.
+  void KeepChecksums(const PushedPiece& pushed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const StoreNodeConfig config_;
+  Arena& arena_;
+  const Clock& clock_;
+  TicketCache tickets_;
+  std::atomic<bool> draining_{false};
+  Publisher publisher_;
+
+  Mutex mu_;
+  BlockIndex index_ ABSL_GUARDED_BY(mu_);
+  ChecksumTable checksums_ ABSL_GUARDED_BY(mu_);
+  DataPlaneAddresses addresses_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<SessionId, int> channels_ ABSL_GUARDED_BY(mu_);  // attached and not detached
+  uint64_t pulled_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t pushed_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t checksum_failures_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace kvt

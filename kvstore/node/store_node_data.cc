@@ -1,0 +1,149 @@
+// The data plane's side of a store node. Control calls: store_node.cc.
+#include <openssl/crypto.h>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kvstore/node/store_node.h"
+
+namespace kvt {
+namespace {
+
+static_assert(MakeRecordHandle(2 * 5 + 1, 7) ==
+              PlaneRecordHandle(MakeBlockHandle(5, 7), Plane::kResidual));
+
+PieceStatus StatusOf(Access access) {
+  switch (access) {
+    case Access::kOk:
+      return PieceStatus::kOk;
+    case Access::kLost:
+      return PieceStatus::kLost;
+    case Access::kRefused:
+      return PieceStatus::kRefused;
+    case Access::kInvalid:
+      return PieceStatus::kInvalid;
+  }
+  KVT_CHECK(false, "access ", static_cast<int>(access));
+}
+
+bool IsWellFormed(const Piece& piece) {
+  return piece.reserved == 0 && piece.offset % kPieceAlignment == 0 &&
+         piece.length % kPieceAlignment == 0;
+}
+
+RecordRange RangeOf(const Piece& piece) {
+  return RecordRange{TicketId(piece.ticket), TicketEpoch(piece.ticket_epoch), piece.handle,
+                     piece.offset, piece.length};
+}
+
+uint64_t BlockHandleOf(uint64_t record_handle) {
+  return MakeBlockHandle(BlockOfRecord(record_handle), GenerationOfHandle(record_handle));
+}
+
+}  // namespace
+
+absl::Status StoreNode::Attach(const SessionToken& token) {
+  MutexLock lock(mu_);
+  const Session* const session = index_.FindSession(token.session);
+  if (session == nullptr || session->secret.size() != token.secret.size() ||
+      CRYPTO_memcmp(session->secret.data(), token.secret.data(), token.secret.size()) != 0) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("store ", config_.name, " has no such session, or its secret is another"));
+  }
+  if (token.geometry != session->geometry) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "geometry: the channel says ", token.geometry.ToString(), ", the session of ",
+        session->worker, " at store ", config_.name, " ", session->geometry.ToString()));
+  }
+  int& channels = channels_[token.session];
+  if (channels >= kSessionChannelsMax) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        session->worker, " has ", channels, " channels to store ", config_.name, " already"));
+  }
+  ++channels;
+  return absl::OkStatus();
+}
+
+void StoreNode::Detach(SessionId session) {
+  MutexLock lock(mu_);
+  const auto it = channels_.find(session);
+  KVT_CHECK(it != channels_.end(), "session ", session.value(), " was not attached");
+  if (--it->second == 0) channels_.erase(it);
+}
+
+void StoreNode::ResolvePull(SessionId session, absl::Span<const Piece> pieces,
+                            absl::Span<ResolvedPull> out) {
+  KVT_CHECK(pieces.size() == out.size());
+  MutexLock lock(mu_);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    out[i] = ResolvedPull{nullptr, PieceStatus::kInvalid};
+    if (!IsWellFormed(piece)) continue;
+    uint64_t offset = 0;
+    out[i].status = StatusOf(index_.BeginRead(session, RangeOf(piece), &offset));
+    if (out[i].status != PieceStatus::kOk) continue;
+    out[i].data = arena_.data() + offset;
+    pulled_bytes_ += piece.length;
+  }
+}
+
+void StoreNode::ReleasePull(SessionId, absl::Span<const Piece> pieces) {
+  MutexLock lock(mu_);
+  for (const Piece& piece : pieces) index_.EndRead(piece.handle);
+}
+
+void StoreNode::ResolvePush(SessionId session, absl::Span<const Piece> pieces,
+                            absl::Span<ResolvedPush> out) {
+  KVT_CHECK(pieces.size() == out.size());
+  MutexLock lock(mu_);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    out[i] = ResolvedPush();
+    out[i].status = PieceStatus::kInvalid;
+    if (!IsWellFormed(piece)) continue;
+    uint64_t offset = 0;
+    out[i].status = StatusOf(index_.BeginWrite(session, RangeOf(piece), &offset));
+    if (out[i].status != PieceStatus::kOk) continue;
+    out[i].data = arena_.data() + offset;
+    out[i].key_hash = index_.FindBlock(BlockHandleOf(piece.handle))->key.Hash64();
+    out[i].plane = PlaneOfRecord(piece.handle);
+  }
+}
+
+void StoreNode::KeepChecksums(const PushedPiece& pushed) {
+  const Block* const block = index_.FindBlock(BlockHandleOf(pushed.piece.handle));
+  KVT_CHECK(block != nullptr, "record ", pushed.piece.handle, " is not in flight");
+  const Geometry& geometry = index_.GeometryOf(*block);
+  const uint32_t number = BlockOfRecord(pushed.piece.handle);
+  const uint32_t slices = geometry.SlicesPerRecord();
+  const Plane plane = PlaneOfRecord(pushed.piece.handle);
+  const uint32_t count = pushed.piece.length / geometry.SliceBytes();
+  if (pushed.checksums.empty()) {
+    checksums_.SetNone(number, block->generation, slices, plane);
+    return;
+  }
+  KVT_CHECK(pushed.checksums.size() == count, pushed.checksums.size(), " checksums for ", count);
+  checksums_.Set(number, block->generation, slices, plane,
+                 pushed.piece.offset / geometry.SliceBytes(), pushed.checksums);
+}
+
+void StoreNode::CommitPush(SessionId, absl::Span<const PushedPiece> pieces,
+                           absl::Span<PieceStatus> verdicts) {
+  KVT_CHECK(pieces.size() == verdicts.size());
+  MutexLock lock(mu_);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const PushedPiece& pushed = pieces[i];
+    const bool arrived = pushed.status == PieceStatus::kOk;
+    verdicts[i] = pushed.status;
+    if (pushed.status == PieceStatus::kCorrupt) ++checksum_failures_;
+    // Before the block may seal.
+    if (arrived) KeepChecksums(pushed);
+    const bool there = index_.EndWrite(RangeOf(pushed.piece), arrived);
+    if (!there) {
+      verdicts[i] = PieceStatus::kLost;
+    } else if (arrived) {
+      pushed_bytes_ += pushed.piece.length;
+    }
+  }
+}
+
+}  // namespace kvt
