@@ -1,5 +1,7 @@
 #include "kvstore/client/task_queue.h"
 
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -60,6 +62,32 @@ bool TaskQueue::closed() const {
 size_t TaskQueue::size() const {
   MutexLock lock(mu_);
   return tasks_.size();
+}
+
+absl::Status RunOn(TaskQueue& queue, std::function<absl::Status()> call, absl::Duration timeout) {
+  struct Answer {
+    Mutex mu;
+    CondVar came;
+    std::optional<absl::Status> status ABSL_GUARDED_BY(mu);
+  };
+  auto answer = std::make_shared<Answer>();
+  const bool posted = queue.TryPost([answer, call = std::move(call)] {
+    absl::Status status = call();
+    MutexLock lock(answer->mu);
+    answer->status = std::move(status);
+    answer->came.NotifyAll();
+  });
+  if (!posted) return absl::UnavailableError("the worker is stopping or overloaded");
+  const absl::Time deadline = RealClock::Get().Now() + timeout;
+  MutexLock lock(answer->mu);
+  while (!answer->status.has_value()) {
+    const absl::Duration left = deadline - RealClock::Get().Now();
+    if (left <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError("the worker's engine did not answer in time");
+    }
+    answer->came.WaitFor(answer->mu, left);
+  }
+  return *answer->status;
 }
 
 }  // namespace kvt

@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "kernels/base/mutex.h"
 
@@ -41,5 +42,10 @@ class TaskQueue {
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mu_);
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
+
+// Runs `call` on the queue's consumer and returns what it returned: how an RPC thread asks an engine.
+// Unavailable when the queue is closed or full, DeadlineExceeded when it did not run in time (it may
+// still run later, so it must own what it captures).
+absl::Status RunOn(TaskQueue& queue, std::function<absl::Status()> call, absl::Duration timeout);
 
 }  // namespace kvt

@@ -1,11 +1,11 @@
 #include "kernels/model/slot_pool.h"
 
 #include <algorithm>
-#include <random>
 #include <set>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/base/random.h"
 
 namespace kvt {
 namespace {
@@ -113,27 +113,27 @@ TEST(SlotPool_DeathTest, Release_FreedBlock_IsABug) {
 
 // A random walk beside a plain model: no slot is in two blocks, none is lost, none comes back early.
 TEST(SlotPool_Test, RandomOperations_AgainstAPlainModel_NeverShareOrLoseASlot) {
-  const uint32_t seed = 20261129;
+  const uint64_t seed = 20261129;
   SCOPED_TRACE(testing::Message() << "seed " << seed);
-  std::mt19937 random(seed);
+  Random random(seed);
   constexpr uint32_t kSlots = 90;
   SlotPool pool(kLayers, kSlots);
   std::vector<PoolBlock> held;
   std::vector<std::pair<uint64_t, uint32_t>> retiring;  // (step, slots)
   uint64_t step = 0;
   for (int i = 0; i < 20000; ++i) {
-    const uint32_t action = random() % 5;
+    const uint64_t action = random.Next() % 5;
     if (action == 0) {
-      const BlockState state = random() % 2 ? BlockState::kTarget : BlockState::kBase;
+      const BlockState state = random.Next() % 2 ? BlockState::kTarget : BlockState::kBase;
       if (pool.TryReserve(pool.SlotsPerBlock(state))) held.push_back(pool.Allocate(state));
     } else if (action == 1 && !held.empty()) {
-      std::swap(held[random() % held.size()], held.back());
-      const uint64_t after = step + random() % 3;
+      std::swap(held[random.Next() % held.size()], held.back());
+      const uint64_t after = step + random.Next() % 3;
       retiring.emplace_back(after, pool.SlotsPerBlock(pool.State(held.back())));
       pool.Release(held.back(), after);
       held.pop_back();
     } else if (action == 2 && !held.empty()) {
-      const PoolBlock block = held[random() % held.size()];
+      const PoolBlock block = held[random.Next() % held.size()];
       if (pool.State(block) == BlockState::kTarget) {
         retiring.emplace_back(step + 1, kLayers);
         pool.Demote(block, step + 1);

@@ -68,5 +68,27 @@ TEST(TaskQueue_Test, RunAll_OtherThreadsPost_EveryTaskRunsOnce) {
   EXPECT_EQ(ran, 3000);
 }
 
+TEST(RunOn_Test, ConsumerRuns_ReturnsItsStatus) {
+  TaskQueue queue(8);
+  std::thread consumer([&] { EXPECT_EQ(queue.RunAll(absl::Seconds(10)), 1u); });
+  const absl::Status status =
+      RunOn(queue, [] { return absl::NotFoundError("no such ticket"); }, absl::Seconds(10));
+  EXPECT_EQ(status, absl::NotFoundError("no such ticket"));
+  consumer.join();
+}
+
+TEST(RunOn_Test, NobodyConsumes_DeadlineExceeded) {
+  TaskQueue queue(8);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(
+      RunOn(queue, [] { return absl::OkStatus(); }, absl::Milliseconds(5))));
+}
+
+TEST(RunOn_Test, QueueClosed_Unavailable) {
+  TaskQueue queue(8);
+  queue.Close();
+  EXPECT_TRUE(absl::IsUnavailable(
+      RunOn(queue, [] { return absl::OkStatus(); }, absl::Seconds(10))));
+}
+
 }  // namespace
 }  // namespace kvt

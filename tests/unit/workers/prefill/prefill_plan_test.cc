@@ -1,9 +1,9 @@
 #include "prefill_worker/prefill_plan.h"
 
-#include <random>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/random.h"
 
 namespace kvt {
 namespace {
@@ -59,21 +59,21 @@ TEST(PrefillPlan_DeathTest, SetPresent_LastBlock_IsABug) {
 }
 
 TEST(PrefillPlan_Test, TakeChunk_RandomHolesAndSizes_TakesEveryMissingTokenOnceInOrder) {
-  const uint32_t seed = 7;
+  const uint64_t seed = 7;
   SCOPED_TRACE(testing::Message() << "seed " << seed);
-  std::mt19937 random(seed);
+  Random random(seed);
   for (int round = 0; round < 500; ++round) {
-    const int tokens = 1 + static_cast<int>(random() % 700);
+    const int tokens = 1 + static_cast<int>(random.Next() % 700);
     PrefillPlan plan(tokens);
     std::vector<bool> want(static_cast<size_t>(tokens), true);
     for (int block = 0; block < plan.reusable_blocks(); ++block) {
-      if (random() % 3 == 0) continue;
+      if (random.Next() % 3 == 0) continue;
       plan.SetPresent(block, true);
       for (int t = block * 16; t < block * 16 + 16; ++t) want[static_cast<size_t>(t)] = false;
     }
     int at = 0;
     while (!plan.AllTaken()) {
-      const auto chunk = plan.TakeChunk(16 + static_cast<int>(random() % 200));
+      const auto chunk = plan.TakeChunk(16 + static_cast<int>(random.Next() % 200));
       ASSERT_TRUE(chunk.has_value());
       ASSERT_GE(chunk->begin, at);
       ASSERT_EQ(chunk->begin % 16, 0);

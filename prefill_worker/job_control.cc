@@ -1,0 +1,104 @@
+#include "prefill_worker/job_control.h"
+
+#include <utility>
+
+#include "kernels/base/check.h"
+
+namespace kvt {
+
+uint32_t OutputBlocks(uint64_t tokens, uint64_t output_tokens) {
+  return static_cast<uint32_t>((tokens + output_tokens) / kBlockTokens - tokens / kBlockTokens);
+}
+
+OpenOutcome OpenJob(TierClient& tier, const PrefillJob& job) {
+  OpenOutcome outcome;
+  const int count = job.plan.blocks();
+  const int reusable = job.plan.reusable_blocks();
+  outcome.blocks.resize(static_cast<size_t>(count));
+  outcome.present.resize(static_cast<size_t>(count), false);
+  const LookupResult found =
+      tier.Lookup(job.ticket, job.names.blocks().first(static_cast<size_t>(reusable)));
+  std::vector<TierBlock> missing;
+  std::vector<int> missing_index;
+  for (int b = 0; b < count; ++b) {
+    const auto i = static_cast<size_t>(b);
+    if (b < reusable && found.blocks[i].presence == BlockPresence::kExact) {
+      outcome.blocks[i].place = found.blocks[i];
+      outcome.present[i] = true;
+      continue;
+    }
+    missing.push_back(job.Name(b));
+    missing_index.push_back(b);
+  }
+  const Ticket& ticket = job.ticket.ticket;
+  const uint64_t known = job.tokens.size();
+  const uint64_t left = ticket.prompt_tokens + ticket.output_tokens_max - known;
+  absl::StatusOr<ReserveResult> reserved = tier.Reserve(
+      job.ticket, missing, OutputBlocks(known, left), ReserveMode::kAllOrNothing);
+  if (!reserved.ok()) {
+    outcome.status = reserved.status();
+    return outcome;
+  }
+  for (size_t m = 0; m < missing.size(); ++m) {
+    const auto i = static_cast<size_t>(missing_index[m]);
+    outcome.blocks[i].place = reserved->blocks[m];
+    outcome.blocks[i].push = !reserved->already_sealed[m];
+    outcome.present[i] = reserved->already_sealed[m] && missing_index[m] < reusable;
+  }
+  return outcome;
+}
+
+SealOutcomes SealBlocks(TierClient& tier, const PrefillJob& job, std::vector<int> blocks,
+                        std::vector<PlacedBlock> places) {
+  SealOutcomes result;
+  std::vector<PlacedBlock*> pointers;
+  std::vector<int> asked;
+  std::vector<int> lost;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (places[i].store == kNoStore) {
+      lost.push_back(blocks[i]);
+      continue;
+    }
+    pointers.push_back(&places[i]);
+    asked.push_back(blocks[i]);
+  }
+  if (!asked.empty()) {
+    const std::vector<SealOutcome> outcomes = tier.Seal(job.ticket.ref(), absl::MakeSpan(pointers));
+    KVT_CHECK(outcomes.size() == asked.size());
+    for (size_t i = 0; i < asked.size(); ++i) {
+      (outcomes[i] == SealOutcome::kSealed ? result.sealed : lost).push_back(asked[i]);
+    }
+  }
+  if (lost.empty()) return result;
+  std::vector<TierBlock> names;
+  for (const int block : lost) names.push_back(job.Name(block));
+  absl::StatusOr<ReserveResult> again =
+      tier.Reserve(job.ticket, names, 0, ReserveMode::kKeepGranted);
+  for (size_t i = 0; i < lost.size(); ++i) {
+    if (!again.ok() || again->blocks[i].store == kNoStore) {
+      result.homeless.push_back(lost[i]);
+    } else if (again->already_sealed[i]) {
+      result.sealed.push_back(lost[i]);
+    } else {
+      result.repaired.push_back(lost[i]);
+      result.repaired_places.push_back(again->blocks[i]);
+    }
+  }
+  return result;
+}
+
+absl::Status OfferHandOver(const DecodeConnector& connect, const PlaceReply& placement,
+                           const PrefillJob& job) {
+  const std::shared_ptr<DecodeApi> decode = connect(placement.decode_address);
+  HandOverRequest request;
+  request.ticket = placement.ticket;
+  request.tokens = job.tokens;
+  request.prompt_tokens = job.prompt_tokens;
+  request.next_token = job.first_token;
+  request.sampling = job.sampling;
+  request.stop_tokens = job.stop_tokens;
+  request.figures = job.figures;
+  return decode->HandOver(request);
+}
+
+}  // namespace kvt

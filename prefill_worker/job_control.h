@@ -1,0 +1,49 @@
+// The blocking control calls of a prefill job: stores, coordinator, decode worker. Each runs on a
+// control thread, reads of the job only what does not change in that phase (ticket, names, tokens,
+// plan), and returns what the engine then applies. Every call ends by the deadlines of its stubs.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvstore/client/tier_client.h"
+#include "kvstore/wire/coordinator_api.h"
+#include "kvstore/wire/worker_api.h"
+#include "prefill_worker/prefill_job.h"
+
+namespace kvt {
+
+using DecodeConnector = std::function<std::shared_ptr<DecodeApi>(const std::string& address)>;
+
+struct OpenOutcome {
+  absl::Status status;
+  std::vector<JobBlock> blocks;  // one per block; push set where this job is to write
+  std::vector<bool> present;     // lies in the tier, pinned: to be pulled
+};
+// Looks up and pins what the tier has, reserves room for the rest and for the output. On a refusal
+// nothing is held. ResourceExhausted and Unavailable are worth a retry.
+OpenOutcome OpenJob(TierClient& tier, const PrefillJob& job);
+
+struct SealOutcomes {
+  // Blocks that are not in the tier and got a new reservation: to be pushed again.
+  std::vector<int> repaired;
+  std::vector<PlacedBlock> repaired_places;
+  std::vector<int> sealed;     // in the tier now
+  std::vector<int> homeless;   // no store has room for them, or none is reachable
+};
+// Asks how `blocks` (indices, with their places) ended, and places again what was lost.
+SealOutcomes SealBlocks(TierClient& tier, const PrefillJob& job, std::vector<int> blocks,
+                        std::vector<PlacedBlock> places);
+
+// Offers the request to `placement`'s decode worker.
+absl::Status OfferHandOver(const DecodeConnector& connect, const PlaceReply& placement,
+                           const PrefillJob& job);
+
+// Blocks that decoding will complete behind `tokens` known ones, at most.
+uint32_t OutputBlocks(uint64_t tokens, uint64_t output_tokens);
+
+}  // namespace kvt

@@ -1,0 +1,41 @@
+// The instruments of a prefill worker. Thread-safe.
+#pragma once
+
+#include "absl/time/time.h"
+#include "kernels/base/metrics.h"
+#include "kvstore/wire/worker_api.h"
+
+namespace kvt {
+
+class PrefillMetrics {
+ public:
+  explicit PrefillMetrics(MetricsRegistry& registry);
+
+  void JobEnded(const absl::Status& status);
+  // A job computed its first token.
+  void Computed(const PrefillFigures& figures);
+  void HandedOver(const PrefillFigures& figures);
+  void Pushed(uint64_t bytes, int blocks_lost);
+  void BlocksRepaired(int blocks);
+  void Occupancy(uint64_t slots_used, uint64_t jobs_waiting, uint64_t jobs_active);
+
+ private:
+  Counter& done_;
+  Counter& failed_;
+  Counter& cancelled_;
+  Counter& computed_tokens_;
+  Counter& reused_tokens_;
+  Counter& pulled_bytes_;
+  Counter& pushed_bytes_;
+  Counter& lost_pushes_;
+  Counter& repaired_blocks_;
+  Counter& saturated_values_;
+  Gauge& slots_used_;
+  Gauge& waiting_;
+  Gauge& active_;
+  Histogram& queued_seconds_;
+  Histogram& compute_seconds_;
+  Histogram& hand_over_seconds_;
+};
+
+}  // namespace kvt
