@@ -87,7 +87,15 @@ SealOutcomes SealBlocks(TierClient& tier, const PrefillJob& job, std::vector<int
   return result;
 }
 
-absl::Status OfferHandOver(const DecodeConnector& connect, const PlaceReply& placement,
+absl::StatusOr<Placement> PlaceJob(CoordinatorApi& coordinator, const TicketGate& gate,
+                                   const PlaceRequest& request) {
+  KVT_ASSIGN_OR_RETURN(PlaceReply reply, coordinator.Place(request));
+  KVT_ASSIGN_OR_RETURN(const Ticket granted, gate.Verify(reply.ticket));
+  return Placement{std::move(reply.ticket), std::move(reply.decode_address),
+                   granted.decode_worker};
+}
+
+absl::Status OfferHandOver(const DecodeConnector& connect, const Placement& placement,
                            const PrefillJob& job) {
   const std::shared_ptr<DecodeApi> decode = connect(placement.decode_address);
   HandOverRequest request;

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvstore/client/ticket_gate.h"
 #include "kvstore/client/tier_client.h"
 #include "kvstore/wire/coordinator_api.h"
 #include "kvstore/wire/worker_api.h"
@@ -39,8 +40,12 @@ struct SealOutcomes {
 SealOutcomes SealBlocks(TierClient& tier, const PrefillJob& job, std::vector<int> blocks,
                         std::vector<PlacedBlock> places);
 
+// Asks the coordinator for grant D.
+absl::StatusOr<Placement> PlaceJob(CoordinatorApi& coordinator, const TicketGate& gate,
+                                   const PlaceRequest& request);
+
 // Offers the request to `placement`'s decode worker.
-absl::Status OfferHandOver(const DecodeConnector& connect, const PlaceReply& placement,
+absl::Status OfferHandOver(const DecodeConnector& connect, const Placement& placement,
                            const PrefillJob& job);
 
 // Blocks that decoding will complete behind `tokens` known ones, at most.

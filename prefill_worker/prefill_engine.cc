@@ -572,18 +572,19 @@ void PrefillEngine::OnSealed(const Job& job, SealOutcomes outcomes) {
 void PrefillEngine::Place(const Job& job) {
   if (job->resume) {
     const Ticket& ticket = job->ticket.ticket;
-    job->placement = PlaceReply{job->ticket.signed_ticket, ticket.decode_address};
+    job->placement =
+        Placement{job->ticket.signed_ticket, ticket.decode_address, ticket.decode_worker};
     if (job->phase == PrefillPhase::kHandingOver) HandOver(job);
     return;
   }
   if (job->placing) return;
   job->placing = true;
   const PlaceRequest request{job->ticket.signed_ticket, job->refused_by};
-  Control<absl::StatusOr<PlaceReply>>(
-      job, [this, request] { return deps_.coordinator->Place(request); },
-      [this, job](absl::StatusOr<PlaceReply> reply) {
+  Control<absl::StatusOr<Placement>>(
+      job, [this, request] { return PlaceJob(*deps_.coordinator, *deps_.gate, request); },
+      [this, job](absl::StatusOr<Placement> placement) {
         job->placing = false;
-        job->placement = std::move(reply);
+        job->placement = std::move(placement);
         if (job->phase == PrefillPhase::kHandingOver) HandOver(job);
       });
 }
@@ -621,7 +622,7 @@ void PrefillEngine::OnHandOver(const Job& job, const absl::Status& status) {
     event.decode_address = (*job->placement)->decode_address;
     event.ticket = (*job->placement)->ticket;
     event.figures = job->figures;
-    event.decode_worker = job->ticket.ticket.decode_worker;
+    event.decode_worker = (*job->placement)->decode_worker;
     job->stream->Write(std::move(event));
     return End(job, absl::OkStatus());
   }
@@ -636,7 +637,7 @@ void PrefillEngine::OnHandOver(const Job& job, const absl::Status& status) {
     });
     return;
   }
-  job->refused_by.push_back(job->ticket.ticket.decode_worker);
+  job->refused_by.push_back((*job->placement)->decode_worker);
   job->placement.reset();
   Place(job);
 }

@@ -13,7 +13,9 @@
 // with Unavailable. Everything borrowed outlives the engine.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -55,6 +57,7 @@ struct PrefillEngineDeps {
   CoordinatorApi* coordinator = nullptr;
   CallPool* control = nullptr;  // not the tier client's own
   TicketReporter* reporter = nullptr;
+  const TicketGate* gate = nullptr;
   DecodeConnector connect_decode;
   PrefillMetrics* metrics = nullptr;
   TraceFile* trace = nullptr;  // null: none

@@ -45,6 +45,13 @@ struct JobBlock {
   bool sealed = false;  // known to be in the tier
 };
 
+// Grant D: who decodes.
+struct Placement {
+  SignedTicket ticket;
+  std::string decode_address;
+  NodeName decode_worker;
+};
+
 struct PrefillJob {
   PrefillJob(uint64_t id_in, HeldTicket ticket_in, const KeyChain& chain,
              std::vector<int32_t> tokens_in)
@@ -99,7 +106,7 @@ struct PrefillJob {
 
   // Result and hand-over.
   int32_t first_token = -1;
-  std::optional<absl::StatusOr<PlaceReply>> placement;
+  std::optional<absl::StatusOr<Placement>> placement;
   bool placing = false;
   std::vector<NodeName> refused_by;
   PrefillFigures figures;
