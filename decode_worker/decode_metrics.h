@@ -1,0 +1,45 @@
+// The instruments of a decode worker. Thread-safe.
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/base/metrics.h"
+
+namespace kvt {
+
+class DecodeMetrics {
+ public:
+  explicit DecodeMetrics(MetricsRegistry& registry);
+
+  void Refused();
+  void Ended(const absl::Status& status);
+  void Step(int rows, absl::Duration duration, uint64_t saturated);
+  void Pulled(uint64_t bytes, int blocks, int blocks_lost);
+  void Shared(int blocks);
+  void WrittenBack(uint64_t bytes, int blocks, int blocks_refused);
+  void Resumed();
+  void Occupancy(uint64_t slots_used, uint64_t waiting, uint64_t running);
+
+ private:
+  Counter& refused_;
+  Counter& done_;
+  Counter& failed_;
+  Counter& cancelled_;
+  Counter& tokens_;
+  Counter& steps_;
+  Counter& pulled_bytes_;
+  Counter& pulled_blocks_;
+  Counter& lost_blocks_;
+  Counter& shared_blocks_;
+  Counter& written_bytes_;
+  Counter& written_blocks_;
+  Counter& refused_blocks_;
+  Counter& resumed_;
+  Counter& saturated_values_;
+  Gauge& slots_used_;
+  Gauge& waiting_;
+  Gauge& running_;
+  Histogram& step_seconds_;
+};
+
+}  // namespace kvt

@@ -1,0 +1,17 @@
+#include "decode_worker/decode_options.h"
+
+namespace kvt {
+
+DecodeOptions ReadDecodeOptions(OptionsTable table) {
+  DecodeOptions options;
+  table.GetBytes("slots_bytes", &options.slots_bytes, 1 * kMiB, 4096 * kGiB);
+  table.Get("batch_max", &options.batch_max, 1, kDecodeBatchMax);
+  table.Get("pulls_max", &options.pulls_max, 1, kDecodeBatchMax);
+  table.Get("detach_timeout", &options.detach_timeout, absl::Milliseconds(100), absl::Hours(1));
+  table.Get("keep_finished", &options.keep_finished, absl::ZeroDuration(), absl::Hours(1));
+  table.Get("resume_timeout", &options.resume_timeout, absl::Seconds(1), absl::Hours(1));
+  table.Get("drain_timeout", &options.drain_timeout, absl::ZeroDuration(), absl::Minutes(10));
+  return options;
+}
+
+}  // namespace kvt

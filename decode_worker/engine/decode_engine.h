@@ -1,0 +1,161 @@
+// The decode worker's state machine: sequences from hand-over to their last token (DESIGN 5, 7). One
+// engine thread owns everything here; RPC threads, control threads, the transport and the device
+// only post into its queue. A sequence goes
+//
+//   opening (lookup, pins) -> pulling (all blocks, both planes) -> running (steps with all others)
+//   -> draining
+//
+// and from opening or pulling to resuming and back when stored blocks are lost: a prefill worker
+// computes them again under a higher epoch. Decode computes no prompt tokens. Each block that
+// decoding completes is pushed to the tier; a store that refuses or is dead is counted and ignored.
+//
+// Life cycle: Run() on a thread of the composition root until Stop(); sequences that still run then
+// end with Unavailable. Everything borrowed outlives the engine.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "decode_worker/decode_metrics.h"
+#include "decode_worker/decode_options.h"
+#include "decode_worker/engine/decode_step.h"
+#include "decode_worker/engine/sequence.h"
+#include "decode_worker/engine/sequence_control.h"
+#include "decode_worker/pool/shared_blocks.h"
+#include "decode_worker/schedule/batch_schedule.h"
+#include "decode_worker/schedule/pull_schedule.h"
+#include "kernels/base/clock.h"
+#include "kernels/base/mutex.h"
+#include "kernels/model/kv_cache.h"
+#include "kernels/model/slot_pool.h"
+#include "kernels/model/transformer.h"
+#include "kvstore/client/call_pool.h"
+#include "kvstore/client/task_queue.h"
+#include "kvstore/client/ticket_reporter.h"
+#include "kvstore/client/tier_client.h"
+
+namespace kvt {
+
+// Times a sequence is sent back to prefill for lost blocks.
+inline constexpr int kResumesMax = 3;
+
+struct DecodeEngineDeps {
+  NodeName node;
+  const Transformer* transformer = nullptr;
+  KvCache* cache = nullptr;
+  TierClient* tier = nullptr;
+  CoordinatorApi* coordinator = nullptr;
+  CallPool* control = nullptr;  // not the tier client's own
+  TicketReporter* reporter = nullptr;
+  PrefillConnector connect_prefill;
+  DecodeMetrics* metrics = nullptr;
+  const Clock* clock = nullptr;
+};
+
+class DecodeEngine {
+ public:
+  static absl::StatusOr<std::unique_ptr<DecodeEngine>> Create(const DecodeOptions& options,
+                                                              DecodeEngineDeps deps);
+  ~DecodeEngine();
+
+  // Any thread; blocks for the lookup. Checked request; `chain` names its blocks. OK: accepted.
+  // ResourceExhausted: no slots or rows. FailedPrecondition: fenced by a higher epoch, or a resume
+  // nobody waits for. Unavailable: draining.
+  absl::Status HandOver(HeldTicket ticket, const KeyChain& chain, HandOverRequest request);
+  // The output of a request that is here or ended lately; null: unknown.
+  [[nodiscard]] std::shared_ptr<TokenStream> Stream(TicketId ticket) const;
+  // NotFound: not here (any more). PermissionDenied: another capability.
+  absl::Status Cancel(TicketId ticket, const std::string& capability);
+  // By the coordinator's word: cancelled there, or a node it needs died.
+  void CancelAll(std::vector<TicketId> tickets);
+  [[nodiscard]] LoadReport Load() const;
+
+  // The body of the engine thread.
+  void Run();
+  // Refuses new sequences; Idle() tells when the others have ended.
+  void Drain();
+  [[nodiscard]] bool Idle() const;
+  // Ends what runs and makes Run return.
+  void Stop();
+
+ private:
+  using Seq = std::shared_ptr<Sequence>;
+  struct Admission;
+
+  DecodeEngine(const DecodeOptions& options, DecodeEngineDeps deps);
+
+  // Runs `call` on a control thread and `then` with its result on the engine thread, unless the
+  // sequence has ended meanwhile.
+  template <typename Result>
+  void Control(const Seq& seq, std::function<Result()> call, std::function<void(Result)> then);
+  void At(absl::Time time, Task task);
+  [[nodiscard]] absl::Duration UntilNextTimer() const;
+  void RunTimers();
+
+  absl::Status OnHandOver(const std::shared_ptr<Admission>& admission);
+  absl::Status Accept(const std::shared_ptr<Admission>& admission);
+  absl::Status AcceptResumed(const Seq& seq, const std::shared_ptr<Admission>& admission);
+  // Appends a token to the output; true when the sequence has ended by it.
+  bool TakeToken(const Seq& seq, int32_t token);
+  void OnOpened(const Seq& seq, std::vector<PlacedBlock> places);
+  void StartPulls();
+  void Pull(const Seq& seq);
+  void OnPulled(const Seq& seq, const TransferResult& result);
+  void StartRunning(const Seq& seq);
+  void Resume(const Seq& seq, int blocks_lost);
+  void SendResume(const Seq& seq, int blocks_lost);
+
+  void StartStep();
+  void OnStepDone(const DecodeStepResult& result);
+  void WriteBack(const Seq& seq);
+  void OnWriteReserved(const Seq& seq, int first, absl::StatusOr<ReserveResult> reserved);
+  void OnWrittenBack(const Seq& seq, const TransferResult& result);
+
+  // Every second while there are sequences: those nobody listens to, progress, forgotten streams.
+  void Tick();
+  void Finish(const Seq& seq, FinishReason reason);
+  void Fail(const Seq& seq, absl::Status status);
+  void Drop(const Seq& seq);
+  void MaybeForget(const Seq& seq);
+  void Report(const Sequence& seq, RequestPhase phase, const std::string& error);
+  void Publish();
+
+  const DecodeOptions options_;
+  const DecodeEngineDeps deps_;
+  const int layers_;
+  TaskQueue queue_;
+  std::unique_ptr<DecodeStep> device_step_;
+
+  // Of the engine thread.
+  SlotPool pool_;
+  SharedBlocks shared_;
+  PullSchedule pulls_;
+  BatchSchedule schedule_;
+  std::map<uint64_t, Seq> sequences_;
+  absl::flat_hash_map<TicketId, uint64_t> by_ticket_;
+  std::vector<int> free_rows_;
+  std::multimap<absl::Time, Task> timers_;
+  uint64_t next_sequence_ = 1;
+  uint64_t step_ = 0;
+  std::vector<Seq> stepping_;
+  absl::Time step_began_;
+  bool ticking_ = false;
+  bool draining_ = false;
+  bool stopping_ = false;
+  uint64_t tokens_done_ = 0;
+
+  mutable Mutex mu_;
+  LoadReport load_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<TicketId, std::shared_ptr<TokenStream>> streams_ ABSL_GUARDED_BY(mu_);
+  std::deque<std::pair<absl::Time, TicketId>> finished_ ABSL_GUARDED_BY(mu_);  // oldest first
+};
+
+}  // namespace kvt

@@ -1,0 +1,33 @@
+#include "decode_worker/engine/sequence_control.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/base/check.h"
+
+namespace kvt {
+
+std::vector<PlacedBlock> OpenSequence(TierClient& tier, const Sequence& sequence) {
+  std::vector<TierBlock> names(sequence.names.blocks().begin(), sequence.names.blocks().end());
+  if (sequence.names.HasTail()) names.push_back(sequence.names.Tail());
+  LookupResult found = tier.Lookup(sequence.ticket, names);
+  const Ticket& ticket = sequence.ticket.ticket;
+  const uint64_t known = static_cast<uint64_t>(sequence.names.tokens());
+  const uint64_t all = uint64_t{ticket.prompt_tokens} + ticket.output_tokens_max;
+  const auto output_blocks =
+      static_cast<uint32_t>(all / kBlockTokens - std::min(all, known) / kBlockTokens);
+  if (output_blocks > 0) {
+    (void)tier.Reserve(sequence.ticket, {}, output_blocks, ReserveMode::kKeepGranted);
+  }
+  return std::move(found.blocks);
+}
+
+absl::Status ResumeSequence(CoordinatorApi& coordinator, const PrefillConnector& connect,
+                            const SignedTicket& ticket, ResumeRequest request,
+                            const std::string& reason) {
+  KVT_ASSIGN_OR_RETURN(RegrantReply grant, coordinator.Regrant({ticket, reason}));
+  request.ticket = std::move(grant.ticket);
+  return connect(grant.prefill_address)->Resume(request);
+}
+
+}  // namespace kvt
