@@ -12,6 +12,10 @@
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "decode_worker/decode_metrics.h"
+#include "decode_worker/decode_options.h"
+#include "decode_worker/decode_service.h"
+#include "decode_worker/engine/decode_engine.h"
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
@@ -19,10 +23,6 @@
 #include "kvstore/client/rpc_stubs.h"
 #include "kvstore/client/worker_daemon.h"
 #include "kvstore/wire/wire_rpc.h"
-#include "decode_worker/engine/decode_engine.h"
-#include "decode_worker/decode_metrics.h"
-#include "decode_worker/decode_options.h"
-#include "decode_worker/decode_service.h"
 
 namespace kvt {
 namespace {

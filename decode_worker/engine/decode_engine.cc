@@ -205,10 +205,10 @@ absl::Status DecodeEngine::Accept(const std::shared_ptr<Admission>& admission) {
   const Ticket& ticket = admission->ticket.ticket;
   HandOverRequest& request = admission->request;
   const int blocks = BlocksFor(uint64_t{ticket.prompt_tokens} + ticket.output_tokens_max);
-  std::optional<SequenceSlots> slots;
-  if (static_cast<int>(sequences_.size()) < options_.batch_max && !free_rows_.empty()) {
-    slots = SequenceSlots::TryCreate(pool_, blocks);
-  }
+  const bool has_row =
+      static_cast<int>(sequences_.size()) < options_.batch_max && !free_rows_.empty();
+  std::optional<SequenceSlots> slots =
+      has_row ? SequenceSlots::TryCreate(pool_, blocks) : std::nullopt;
   if (!slots.has_value()) {
     deps_.metrics->Refused();
     return absl::ResourceExhaustedError(
