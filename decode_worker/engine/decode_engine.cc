@@ -281,14 +281,14 @@ bool DecodeEngine::TakeToken(const Seq& seq, int32_t token) {
     Fail(seq, absl::InternalError("the model produced NaN for this sequence"));
     return true;
   }
-  const std::vector<int32_t>& stops = seq->stop_tokens;
-  if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
-    Finish(seq, FinishReason::kStop);
-    return true;
-  }
   seq->tokens.push_back(token);
   seq->stream->Append(absl::MakeConstSpan(&token, 1));
   ++tokens_done_;
+  const std::vector<int32_t>& stops = seq->stop_tokens;
+  if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
+    Finish(seq, FinishReason::kStop);  // the stop token is part of the answer's tokens
+    return true;
+  }
   if (seq->output_tokens() >= seq->ticket.ticket.output_tokens_max) {
     Finish(seq, FinishReason::kLength);
     return true;

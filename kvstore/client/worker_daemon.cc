@@ -10,6 +10,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
+#include "kvstore/client/tier_client_metrics.h"
 #include "kvstore/transport/shm_transport.h"
 #include "kvstore/transport/ucx_transport.h"
 #include "kvstore/wire/wire_rpc.h"
@@ -19,7 +20,7 @@ namespace {
 
 constexpr absl::Duration kCoordinatorTimeout = absl::Seconds(2);
 // Bounds of the pause between two ticks of the tier client.
-constexpr absl::Duration kTickMin = absl::Milliseconds(100);
+constexpr absl::Duration kTickMin = absl::Milliseconds(200);
 constexpr absl::Duration kTickMax = absl::Seconds(1);
 // Blocking calls of the engine that run at once: lookups, seals, hand-overs.
 constexpr int kControlThreads = 4;
@@ -106,7 +107,9 @@ absl::Status WorkerDaemon::WaitJoined(absl::Duration timeout) {
 }
 
 void WorkerDaemon::TickLoop() {
+  TierClientMetrics tier_metrics(metrics_);
   while (true) {
+    tier_metrics.Update(tier_->Figures());
     const absl::Time now = RealClock::Get().Now();
     const absl::Time next = tier_->Tick(now);
     const absl::Duration pause = std::clamp(next - RealClock::Get().Now(), kTickMin, kTickMax);
