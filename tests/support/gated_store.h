@@ -1,0 +1,59 @@
+// A StoreApi in front of a real one that a test can make fail or wait: what a store that is dead,
+// stopped or slow looks like from outside. Thread-safe.
+#pragma once
+
+#include <atomic>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/base/mutex.h"
+#include "kvstore/wire/store_api.h"
+
+namespace kvt {
+
+class GatedStore final : public StoreApi {
+ public:
+  // `target` may be null (nobody there) and may change when the store restarts.
+  explicit GatedStore(StoreApi* target) : target_(target) {}
+
+  void SetTarget(StoreApi* target);
+  // Returns when no call is inside a target any more: before a target goes.
+  void Drain();
+  // While not OK every call fails with it, without reaching the store.
+  void SetFailure(absl::Status failure);
+  // Every call first waits, at most for so long or until it is set to zero.
+  void SetDelay(absl::Duration delay);
+  [[nodiscard]] int calls() const { return calls_.load(); }
+
+  absl::StatusOr<OpenSessionReply> OpenSession(const OpenSessionRequest& request) override;
+  absl::StatusOr<RenewReply> Renew(const RenewRequest& request) override;
+  absl::StatusOr<LookupReply> Lookup(const LookupRequest& request) override;
+  absl::StatusOr<ReserveReply> Reserve(const ReserveRequest& request) override;
+  absl::StatusOr<SealReply> Seal(const SealRequest& request) override;
+  absl::Status Release(const ReleaseRequest& request) override;
+  absl::Status CloseSession(SessionId session) override;
+  absl::StatusOr<StoreStats> Stats() override;
+
+ private:
+  // Counts a call in for its life; `target` or `status` says how it goes on.
+  class Passage {
+   public:
+    explicit Passage(GatedStore& gate);
+    ~Passage();
+    StoreApi* target = nullptr;
+    absl::Status status;
+
+   private:
+    GatedStore& gate_;
+  };
+
+  std::atomic<int> calls_{0};
+  Mutex mu_;
+  CondVar changed_;
+  StoreApi* target_ ABSL_GUARDED_BY(mu_);
+  int inside_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+  absl::Duration delay_ ABSL_GUARDED_BY(mu_) = absl::ZeroDuration();
+};
+
+}  // namespace kvt
