@@ -128,8 +128,8 @@ class ShmServer final : public TransportServer {
     int timeout_ms = 0;
     if (safe) {
       const absl::Duration left = next - RealClock::Get().Now();
-      timeout_ms =
-          static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(left) + 1, 0, 60'000));
+      timeout_ms = static_cast<int>(std::clamp<int64_t>(
+          absl::ToInt64Milliseconds(std::min(left, absl::Seconds(60))) + 1, 0, 60'000));
     }
     epoll_event events[kEventsMax];
     const int ready = epoll_wait(epoll_.get(), events, kEventsMax, timeout_ms);

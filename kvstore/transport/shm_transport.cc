@@ -394,8 +394,8 @@ class ShmChannel final : public Channel {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (ring_.PrepareSleep() && !pool_.HasSubmitted() && !pool_.HasCancelled() && pool_.IsOpen()) {
       const absl::Duration left = pool_.NextDeadline() - RealClock::Get().Now();
-      const auto timeout_ms =
-          static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(left) + 1, 0, 60'000));
+      const auto timeout_ms = static_cast<int>(std::clamp<int64_t>(
+          absl::ToInt64Milliseconds(std::min(left, absl::Seconds(60))) + 1, 0, 60'000));
       epoll_event events[3];
       const int ready = epoll_wait(epoll_.get(), events, 3, timeout_ms);
       for (int i = 0; i < ready; ++i) {
