@@ -74,7 +74,7 @@ class LookupRun {
 
   LookupResult Run(const LookupPlacements& placements) {
     MakeGroups(placements);
-    for (int i = 0; i < kLookupRoundsMax; ++i) {
+    for (int i = 0; i < kLookupRoundsMax && RealClock::Get().Now() < deadline_; ++i) {
       std::shared_ptr<Round> round = PlanRound();
       if (round->asks.empty()) break;
       SendAndWait(round);
