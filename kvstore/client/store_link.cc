@@ -79,6 +79,7 @@ absl::Time StoreLink::Tick(absl::Time now) {
     StartJob(&StoreLink::CloseDropped);
   }
   absl::Time next = now + kTickMax;
+  if (jobs_ > 0) return next;  // what is due waits for the job under way
   if (state_ == State::kDown && needed) next = std::min(next, std::max(now, connect_at_));
   if (state_ == State::kUp) next = std::min(next, std::max(now, renew_at_));
   return next;

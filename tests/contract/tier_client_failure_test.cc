@@ -1,0 +1,272 @@
+// TierClient against stores that die, restart, stall, lie or move.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/contract/tier_fixture.h"
+
+namespace kvt {
+namespace {
+
+class TierFailureTest : public TierTest {};
+
+TEST_P(TierFailureTest, StoreKilledMidPull_LosesItsBlocksOnly) {
+  if (GetParam() != TestPlane::kLoopback) GTEST_SKIP() << "faults are injected in loopback";
+  StartStores(2);
+  auto worker = StartConnected("decode-0", FastOptions());
+  const ClusterView view = View();
+  const HeldTicket ticket = NewTicket(view);
+  const SequenceBlocks sequence = Sequence(kLongBlocks);
+  TestSlots written(TestGeometry(), kLongBlocks);
+  written.Fill(7);
+  Write(*worker, ticket, sequence, written);
+  const LookupResult found = worker->tier().Lookup(ticket, sequence.blocks());
+  ASSERT_EQ(found.exact_blocks, kLongBlocks);
+
+  stores_[1]->faults()->SetStalled(true);
+  TestSlots read(TestGeometry(), kLongBlocks);
+  std::vector<PullBlock> list;
+  for (int i = 0; i < kLongBlocks; ++i) {
+    list.push_back({ticket.ref(), &found.blocks[i], read.Addresses(i, Plane::kBase),
+                    read.Addresses(i, Plane::kResidual)});
+  }
+  std::vector<TransferOutcome> outcomes(kLongBlocks);
+  TransferWaiter waiter;
+  TierPull pull;
+  pull.blocks = list;
+  pull.layer_end = TestGeometry().layers;
+  pull.outcomes = absl::MakeSpan(outcomes);
+  pull.done = waiter.Done();
+  worker->tier().Pull(std::move(pull));
+  EXPECT_TRUE(Eventually([&] { return FiguresOf(*worker, "store-0").pull_bursts > 0; }));
+  EXPECT_FALSE(waiter.IsDone());
+  stores_[1]->Kill();
+  const TransferResult result = waiter.Wait();
+
+  int lost = 0;
+  for (int i = 0; i < kLongBlocks; ++i) {
+    const bool dead = OwnerIndex(sequence.blocks()[i], view) == 1;
+    EXPECT_EQ(outcomes[i], dead ? TransferOutcome::kLost : TransferOutcome::kOk) << i;
+    EXPECT_TRUE(dead || read.SameBlock(written, i, i)) << i;
+    lost += dead;
+  }
+  EXPECT_GT(lost, 0);
+  EXPECT_EQ(result.blocks_lost, lost);
+  // From then on it counts as absent, at once, and what it owned is written to the next in order.
+  const LookupResult again = worker->tier().Lookup(NewTicket(view), sequence.blocks());
+  EXPECT_EQ(again.unreachable, std::vector<NodeName>{"store-1"});
+  const HeldTicket later = NewTicket(view);
+  const SequenceBlocks more = Sequence(kLongBlocks, 50'000);
+  TestSlots other(TestGeometry(), kLongBlocks);
+  other.Fill(8);
+  Write(*worker, later, more, other);
+  EXPECT_EQ(worker->tier().Lookup(later, more.blocks()).exact_blocks, kLongBlocks);
+}
+
+TEST_P(TierFailureTest, StoreRestarted_OldPlacesAreLostAndANewSessionServes) {
+  StartStores(1);
+  auto worker = StartConnected("decode-0", FastOptions());
+  const HeldTicket ticket = NewTicket(View());
+  const SequenceBlocks sequence = Sequence(8);
+  TestSlots written(TestGeometry(), 8);
+  written.Fill(9);
+  Write(*worker, ticket, sequence, written);
+  const LookupResult found = worker->tier().Lookup(ticket, sequence.blocks());
+  ASSERT_EQ(found.exact_blocks, 8);
+
+  stores_[0]->Restart();
+  worker->tier().SetView(View());
+  ASSERT_TRUE(Eventually([&] { return FiguresOf(*worker, "store-0").sessions_opened == 2; }));
+  ASSERT_TRUE(worker->tier().WaitConnected(absl::Seconds(20)).ok());
+  TestSlots read(TestGeometry(), 8);
+  const TransferResult stale = worker->PullAll(ticket.ref(), found.blocks, read);
+  EXPECT_EQ(stale.blocks_lost, 8);
+  EXPECT_EQ(stale.bursts, 0u);
+  // The same ticket looks up, finds nothing, writes again and reads.
+  EXPECT_EQ(worker->tier().Lookup(ticket, sequence.blocks()).base_blocks, 0);
+  Write(*worker, ticket, sequence, written);
+  const LookupResult fresh = worker->tier().Lookup(ticket, sequence.blocks());
+  EXPECT_EQ(worker->PullAll(ticket.ref(), fresh.blocks, read).blocks_ok, 8);
+  for (int i = 0; i < 8; ++i) EXPECT_TRUE(read.SameBlock(written, i, i));
+  // Stale places stay lost, although handles of the new boot may equal old ones.
+  EXPECT_EQ(worker->PullAll(ticket.ref(), found.blocks, read).blocks_lost, 8);
+}
+
+TEST_P(TierFailureTest, SessionEndedAtTheStore_IsReopenedWithoutAViewChange) {
+  StartStores(1);
+  auto worker = StartConnected("decode-0", FastOptions());
+  const ClusterView view = View();
+  stores_[0]->Restart();
+  // Whatever is called first meets NotFound or a dead channel; soon a new session serves.
+  const SequenceBlocks sequence = Sequence(2);
+  TestSlots slots(TestGeometry(), 2);
+  ASSERT_TRUE(Eventually([&] {
+    (void)worker->tier().Lookup(NewTicket(view), sequence.blocks());
+    return FiguresOf(*worker, "store-0").sessions_opened == 2 &&
+           worker->tier().WaitConnected(absl::ZeroDuration()).ok();
+  }));
+  Write(*worker, NewTicket(view), sequence, slots);
+}
+
+TEST_P(TierFailureTest, StoreThatFails_IsSkippedByTheBreakerAndProbed) {
+  StartStores(2);
+  auto worker = StartConnected("decode-0", FastOptions());
+  const ClusterView view = View();
+  const SequenceBlocks sequence = Sequence(kLongBlocks);
+  TestSlots written(TestGeometry(), kLongBlocks);
+  Write(*worker, NewTicket(view), sequence, written);
+
+  stores_[1]->gate().SetFailure(absl::UnavailableError("cut off"));
+  ASSERT_TRUE(Eventually([&] {
+    (void)worker->tier().Lookup(NewTicket(view), sequence.blocks());
+    return FiguresOf(*worker, "store-1").state != "up";
+  }));
+  EXPECT_EQ(FiguresOf(*worker, "store-1").breaker_opened, 1u);
+  const LookupResult without = worker->tier().Lookup(NewTicket(view), sequence.blocks());
+  EXPECT_EQ(without.unreachable, std::vector<NodeName>{"store-1"});
+  int present = 0;
+  for (int i = 0; i < kLongBlocks; ++i) {
+    const bool cut_off = OwnerIndex(sequence.blocks()[i], view) == 1;
+    EXPECT_EQ(without.blocks[i].has_residual(), !cut_off) << i;
+    present += !cut_off;
+  }
+  EXPECT_GT(present, 0);
+  // The session survives: pins and blocks are where they were.
+  stores_[1]->gate().SetFailure(absl::OkStatus());
+  ASSERT_TRUE(Eventually([&] { return FiguresOf(*worker, "store-1").state == "up"; }));
+  EXPECT_EQ(FiguresOf(*worker, "store-1").sessions_opened, 1u);
+  EXPECT_EQ(worker->tier().Lookup(NewTicket(view), sequence.blocks()).exact_blocks, kLongBlocks);
+}
+
+TEST_P(TierFailureTest, SlowStore_DoesNotHoldUpLookupBeyondItsTimeout) {
+  StartStores(2);
+  ClientOptions options = FastOptions();
+  options.lookup_timeout = absl::Milliseconds(200);
+  options.breaker_failures = 100;
+  auto worker = StartConnected("decode-0", options);
+  const ClusterView view = View();
+  const SequenceBlocks sequence = Sequence(kLongBlocks);
+  TestSlots written(TestGeometry(), kLongBlocks);
+  Write(*worker, NewTicket(view), sequence, written);
+  stores_[0]->gate().SetDelay(absl::Seconds(20));
+  const absl::Time start = RealClock::Get().Now();
+  const LookupResult found = worker->tier().Lookup(NewTicket(view), sequence.blocks());
+  EXPECT_LT(RealClock::Get().Now() - start, absl::Seconds(5));
+  EXPECT_EQ(found.unreachable, std::vector<NodeName>{"store-0"});
+  for (int i = 0; i < kLongBlocks; ++i) {
+    EXPECT_EQ(found.blocks[i].has_base(), OwnerIndex(sequence.blocks()[i], view) == 1) << i;
+  }
+  stores_[0]->gate().SetDelay(absl::ZeroDuration());
+}
+
+TEST_P(TierFailureTest, FlippedByte_IsLostWithChecksumsAndDeliveredWithout) {
+  StartStores(1);
+  auto careful = StartConnected("decode-0", FastOptions());
+  ClientOptions off = FastOptions();
+  off.verify_checksums = false;
+  auto careless = StartConnected("decode-1", off);
+  const HeldTicket ticket = NewTicket(View());
+  const SequenceBlocks sequence = Sequence(4);
+  TestSlots written(TestGeometry(), 4);
+  written.Fill(11);
+  Write(*careful, ticket, sequence, written);
+  const LookupResult found = careful->tier().Lookup(ticket, sequence.blocks());
+  const LookupResult same = careless->tier().Lookup(ticket, sequence.blocks());
+  ASSERT_EQ(found.exact_blocks, 4);
+  ASSERT_EQ(same.exact_blocks, 4);
+  stores_[0]->FlipByte(found.blocks[2].place, Plane::kBase, TestGeometry().SliceOffset(1, 1) + 5);
+
+  TestSlots read(TestGeometry(), 4);
+  std::vector<TransferOutcome> outcomes;
+  careful->PullAll(ticket.ref(), found.blocks, read, &outcomes);
+  EXPECT_EQ(outcomes[2], TransferOutcome::kLost);
+  for (const int i : {0, 1, 3}) {
+    EXPECT_EQ(outcomes[i], TransferOutcome::kOk);
+    EXPECT_TRUE(read.SameBlock(written, i, i));
+  }
+  EXPECT_EQ(FiguresOf(*careful, "store-0").corrupt_pieces, 1u);
+  careless->PullAll(ticket.ref(), same.blocks, read, &outcomes);
+  EXPECT_EQ(outcomes[2], TransferOutcome::kOk);
+  EXPECT_FALSE(read.SameBlock(written, 2, 2));
+}
+
+TEST_P(TierFailureTest, ViewChange_LookupAsksThePreviousOwnerToo) {
+  StartStores(3);
+  auto worker = StartWorker("decode-0", FastOptions());
+  const ClusterView one = View(1);
+  worker->tier().SetView(one);
+  ASSERT_TRUE(worker->tier().WaitConnected(absl::Seconds(20)).ok());
+  const SequenceBlocks sequence = Sequence(kLongBlocks);
+  TestSlots written(TestGeometry(), kLongBlocks);
+  written.Fill(13);
+  Write(*worker, NewTicket(one), sequence, written);
+
+  const ClusterView three = View();
+  worker->tier().SetView(three);
+  ASSERT_TRUE(worker->tier().WaitConnected(absl::Seconds(20)).ok());
+  int moved = 0;
+  for (const TierBlock& block : sequence.blocks()) moved += OwnerIndex(block, three) != 0;
+  ASSERT_GT(moved, 0);
+  const HeldTicket ticket = NewTicket(three);
+  const LookupResult found = worker->tier().Lookup(ticket, sequence.blocks());
+  EXPECT_EQ(found.exact_blocks, kLongBlocks);
+  TestSlots read(TestGeometry(), kLongBlocks);
+  EXPECT_EQ(worker->PullAll(ticket.ref(), found.blocks, read).blocks_ok, kLongBlocks);
+  for (int i = 0; i < kLongBlocks; ++i) ASSERT_TRUE(read.SameBlock(written, i, i));
+}
+
+TEST_P(TierFailureTest, Sessions_OutliveTheirLeaseByRenewalAndPinsOfLiveTicketsStay) {
+  TestStoreOptions short_lease;
+  short_lease.lease = absl::Milliseconds(400);
+  StartStores(1, short_lease);
+  auto worker = StartConnected("decode-0", FastOptions());
+  const HeldTicket ticket = NewTicket(View());
+  const SequenceBlocks sequence = Sequence(4);
+  TestSlots slots(TestGeometry(), 4);
+  Write(*worker, ticket, sequence, slots);
+  const LookupResult found = worker->tier().Lookup(ticket, sequence.blocks());
+  const absl::Time start = RealClock::Get().Now();
+  EXPECT_TRUE(Eventually([&] { return RealClock::Get().Now() - start > absl::Seconds(2); }));
+  EXPECT_EQ(FiguresOf(*worker, "store-0").sessions_opened, 1u);
+  TestSlots read(TestGeometry(), 4);
+  EXPECT_EQ(worker->PullAll(ticket.ref(), found.blocks, read).blocks_ok, 4);
+  // A worker that goes away without a word: the store lets go within a lease.
+  stores_[0]->gate().SetFailure(absl::UnavailableError("cut off"));
+  EXPECT_TRUE(Eventually([&] { return Pins() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return FiguresOf(*worker, "store-0").state != "up"; }));
+  EXPECT_EQ(worker->PullAll(ticket.ref(), found.blocks, read).blocks_lost, 4);
+}
+
+TEST_P(TierFailureTest, Cancel_EndsATransferEarly) {
+  if (GetParam() != TestPlane::kLoopback) GTEST_SKIP() << "faults are injected in loopback";
+  StartStores(1);
+  auto worker = StartConnected("decode-0", FastOptions());
+  const HeldTicket ticket = NewTicket(View());
+  const SequenceBlocks sequence = Sequence(4);
+  TestSlots slots(TestGeometry(), 4);
+  Write(*worker, ticket, sequence, slots);
+  const LookupResult found = worker->tier().Lookup(ticket, sequence.blocks());
+  stores_[0]->faults()->SetStalled(true);
+  const PullBlock block = {ticket.ref(), &found.blocks[0], slots.Addresses(0, Plane::kBase),
+                           nullptr};
+  TransferOutcome outcome = TransferOutcome::kOk;
+  TransferWaiter waiter;
+  TierPull pull;
+  pull.blocks = absl::MakeConstSpan(&block, 1);
+  pull.layer_end = 1;
+  pull.outcomes = absl::MakeSpan(&outcome, 1);
+  pull.done = waiter.Done();
+  const TransferId id = worker->tier().Pull(std::move(pull));
+  worker->tier().Cancel(id);
+  EXPECT_EQ(waiter.Wait().blocks_lost, 1);
+  EXPECT_EQ(outcome, TransferOutcome::kLost);
+  worker->tier().Cancel(id);  // ended: nothing
+  stores_[0]->faults()->SetStalled(false);
+}
+
+INSTANTIATE_TEST_SUITE_P(Planes, TierFailureTest, ::testing::ValuesIn(TestPlanes()),
+                         [](const auto& info) { return TestPlaneName(info.param); });
+
+}  // namespace
+}  // namespace kvt
