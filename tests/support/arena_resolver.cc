@@ -28,11 +28,11 @@ ArenaResolver::ArenaResolver(const ArenaResolverOptions& options, SharedMapping 
       generations_(options.records, 0),
       present_(options.records, false) {}
 
-void ArenaResolver::FillPattern(uint32_t index, uint32_t generation, std::byte* out,
-                                uint32_t bytes) {
+void ArenaResolver::FillPattern(uint32_t index, uint32_t generation, std::byte* out, uint32_t bytes,
+                                uint32_t from) {
   const uint64_t seed = (uint64_t{generation} << 32) | index;
   for (uint32_t at = 0; at < bytes; at += 8) {
-    const uint64_t word = CounterRandom(seed, at);
+    const uint64_t word = CounterRandom(seed, from + at);
     std::memcpy(out + at, &word, 8);
   }
 }

@@ -32,7 +32,8 @@ class ArenaResolver final : public PieceResolver {
   static absl::StatusOr<std::unique_ptr<ArenaResolver>> Create(const ArenaResolverOptions& options);
 
   // What the record of that index and generation holds, and the checksum of each of its slices.
-  static void FillPattern(uint32_t index, uint32_t generation, std::byte* out, uint32_t bytes);
+  static void FillPattern(uint32_t index, uint32_t generation, std::byte* out, uint32_t bytes,
+                          uint32_t from = 0);
   static uint64_t KeyHash(uint32_t index) { return 0x1234567ull * (index + 1); }
 
   // Writes the pattern and publishes the record; returns its handle.
