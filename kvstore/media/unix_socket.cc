@@ -55,7 +55,8 @@ absl::Status WaitFor(int socket, short events, absl::Time deadline) {
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError("unix socket: the peer did not answer by the deadline");
     }
-    const int64_t timeout_ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(left) + 1, 1, 60'000);
+    const int64_t timeout_ms = std::clamp<int64_t>(
+        absl::ToInt64Milliseconds(std::min(left, absl::Seconds(60))) + 1, 1, 60'000);
     pollfd poll_fd{socket, events, 0};
     const int ready = poll(&poll_fd, 1, static_cast<int>(timeout_ms));
     if (ready > 0) return absl::OkStatus();

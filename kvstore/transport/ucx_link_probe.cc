@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
 #include "kvstore/transport/ucx_worker.h"
@@ -38,8 +39,7 @@ class ProbeServer final : public UcxLinkProbeServer, public UcxClient {
     KVT_ASSIGN_OR_RETURN(const UcxSocketAddress address,
                          ParseSocketAddress(absl::StrCat(options.host, ":", options.port)));
     ucp_listener_params_t params{};
-    params.field_mask =
-        UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
+    params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
     params.sockaddr.addr = reinterpret_cast<const sockaddr*>(&address.storage);
     params.sockaddr.addrlen = address.size;
     params.conn_handler.arg = this;
@@ -68,7 +68,8 @@ class ProbeServer final : public UcxLinkProbeServer, public UcxClient {
   void OnMalformed(ucp_ep_h) override {}
   bool Poll(absl::Time, bool) override {
     if (lost_ && ep_ != nullptr) {
-      UcxForceClose(std::exchange(ep_, nullptr), [](void*) {}, nullptr);
+      UcxForceClose(
+          std::exchange(ep_, nullptr), [](void*) {}, nullptr);
       left_ = 0;
     }
     bool did = false;
@@ -105,15 +106,14 @@ class ProbeServer final : public UcxLinkProbeServer, public UcxClient {
     ucp_request_param_t param{};
     param.op_attr_mask =
         UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-    param.flags =
-        request_.first == 0 ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV;
+    param.flags = request_.first == 0 ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV;
     param.user_data = this;
     param.cb.send = [](void* request, ucs_status_t, void* self) {
       ucp_request_free(request);
       --static_cast<ProbeServer*>(self)->outstanding_;
     };
-    void* request = ucp_am_send_nbx(ep_, kBulkMessageId, nullptr, 0, buffer_.data(),
-                                    buffer_.size(), &param);
+    void* request =
+        ucp_am_send_nbx(ep_, kBulkMessageId, nullptr, 0, buffer_.data(), buffer_.size(), &param);
     if (!UCS_PTR_IS_PTR(request)) --outstanding_;
   }
 

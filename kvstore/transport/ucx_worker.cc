@@ -175,9 +175,11 @@ void UcxWorker::Sleep(absl::Time until) {
   // Either we see the work here, or whoever made it sees that we sleep and writes the descriptor.
   if (!work_.load(std::memory_order_seq_cst) && ucp_worker_arm(worker_) == UCS_OK) {
     const absl::Duration left = until - RealClock::Get().Now();
-    const int64_t timeout_ms = left <= absl::ZeroDuration()
-                                   ? 0
-                                   : std::min<int64_t>(absl::ToInt64Milliseconds(left) + 1, 60'000);
+    const int64_t timeout_ms =
+        left <= absl::ZeroDuration()
+            ? 0
+            : std::min<int64_t>(absl::ToInt64Milliseconds(std::min(left, absl::Seconds(60))) + 1,
+                                60'000);
     epoll_event events[2];
     const int ready = epoll_wait(epoll_.get(), events, 2, static_cast<int>(timeout_ms));
     for (int i = 0; i < ready; ++i) {

@@ -3,6 +3,7 @@
 // time; for shared memory a plain memcpy gather. Store and worker are two processes on two cores.
 //
 //   burst_bench [--rounds N] [--json FILE] [--arena MIB]
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -87,8 +88,8 @@ int StoreMain(const SizeCase& size, uint64_t arena_bytes) {
   const SharedMapping& arena = resolver->arena();
   UcxServerOptions ucx_options;
   ucx_options.ucx = UcxOf(kStoreCpu);
-  auto ucx = OrDie(StartUcxServer(ucx_options, absl::MakeSpan(arena.mutable_data(), arena.size()),
-                                  *resolver));
+  auto ucx = OrDie(
+      StartUcxServer(ucx_options, absl::MakeSpan(arena.mutable_data(), arena.size()), *resolver));
   ShmServerOptions shm_options;
   shm_options.socket_path = absl::StrCat("/tmp/kvt-burst-bench-", getpid(), ".sock");
   shm_options.cpu = kStoreCpu;
@@ -210,7 +211,8 @@ class Workload {
       for (uint32_t s = 0; s < slices; ++s) {
         checksums_[uint64_t{i} * slices + s] = SliceChecksum(
             destinations_[i] + uint64_t{s} * geometry_.SliceBytes(), geometry_.SliceBytes(),
-            ChecksumSeed(item.key_hash, Plane::kBase, item.piece.offset / geometry_.SliceBytes() + s));
+            ChecksumSeed(item.key_hash, Plane::kBase,
+                         item.piece.offset / geometry_.SliceBytes() + s));
       }
     }
     checked_items_ = items_;
@@ -414,8 +416,7 @@ void RunCase(const SizeCase& size, int rounds, uint64_t arena_mib, std::vector<R
   add("memcpy", work.bytes(), [&] {
     for (int b = 0; b < work.bursts(); ++b) {
       for (uint32_t i = 0; i < kBurstPieces; ++i) {
-        std::memcpy(work.Destinations(b)[i], arena.data() + work.Offsets(b)[i],
-                    work.piece_bytes());
+        std::memcpy(work.Destinations(b)[i], arena.data() + work.Offsets(b)[i], work.piece_bytes());
       }
     }
   });
@@ -441,12 +442,12 @@ void RunCase(const SizeCase& size, int rounds, uint64_t arena_mib, std::vector<R
   for (Way& way : ways) {
     std::vector<double> sorted = way.gbps;
     std::sort(sorted.begin(), sorted.end());
-    std::printf("  %-28s %8.2f   %6.2f to %5.2f  %10.2f + %.2f\n", way.name.c_str(),
-                Median(sorted), sorted[sorted.size() / 4], sorted[sorted.size() * 3 / 4],
-                way.worker_cpu / way.gib, way.store_cpu / way.gib);
+    std::printf("  %-28s %8.2f   %6.2f to %5.2f  %10.2f + %.2f\n", way.name.c_str(), Median(sorted),
+                sorted[sorted.size() / 4], sorted[sorted.size() * 3 / 4], way.worker_cpu / way.gib,
+                way.store_cpu / way.gib);
   }
-  const bool eager = Median(Find(ways, "ceiling eager")->gbps) >
-                     Median(Find(ways, "ceiling rendezvous")->gbps);
+  const bool eager =
+      Median(Find(ways, "ceiling eager")->gbps) > Median(Find(ways, "ceiling rendezvous")->gbps);
   const std::string best = eager ? "ceiling eager" : "ceiling rendezvous";
   const std::string& n = size.name;
   AddRatio(ways, "tcp", "socket", "tcp_" + n + "_vs_socket", rows);
