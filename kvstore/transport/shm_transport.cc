@@ -293,13 +293,13 @@ class ShmChannel final : public Channel {
     if (now < pool_.NextDeadline()) return false;
     for (Burst* burst : pool_.Active()) {
       if (now < burst->deadline) continue;
-      const bool stuck = burst->in_flight > 0;
-      Drop(*burst, absl::DeadlineExceededError(
-                       absl::StrCat(address_, " did not finish the burst by its deadline")));
-      if (stuck) {
+      // First closed, then told: whoever is told finds the channel closed.
+      if (burst->in_flight > 0) {
         Fail(absl::UnavailableError(
             absl::StrCat("a missed deadline closed the channel to ", address_)));
       }
+      Drop(*burst, absl::DeadlineExceededError(
+                       absl::StrCat(address_, " did not finish the burst by its deadline")));
       return true;
     }
     return false;

@@ -411,7 +411,7 @@ void UcxChannel::BeginClose(absl::Status why) {
 void UcxChannel::EndIfClosed() {
   if (!ep_closed_ && ep_ != nullptr) {
     UcxForceClose(
-        std::exchange(ep_, nullptr),
+        worker_, std::exchange(ep_, nullptr),
         [](void* self) {
           auto* channel = static_cast<UcxChannel*>(self);
           channel->ep_closed_ = true;

@@ -30,10 +30,7 @@ absl::Status CheckRequest(const UcxHeader& header) {
 class ProbeServer final : public UcxLinkProbeServer, public UcxClient {
  public:
   explicit ProbeServer(std::unique_ptr<UcxWorker> worker) : worker_(std::move(worker)) {}
-  ~ProbeServer() override {
-    worker_->Stop();
-    if (listener_ != nullptr) ucp_listener_destroy(listener_);
-  }
+  ~ProbeServer() override { worker_->Stop(); }
 
   absl::Status Listen(const UcxServerOptions& options) {
     KVT_ASSIGN_OR_RETURN(const UcxSocketAddress address,
@@ -69,8 +66,11 @@ class ProbeServer final : public UcxLinkProbeServer, public UcxClient {
   bool Poll(absl::Time, bool) override {
     if (lost_ && ep_ != nullptr) {
       UcxForceClose(
-          std::exchange(ep_, nullptr), [](void*) {}, nullptr);
+          *worker_, std::exchange(ep_, nullptr), [](void*) {}, nullptr);
       left_ = 0;
+    }
+    if (worker_->stopping() && listener_ != nullptr) {
+      ucp_listener_destroy(std::exchange(listener_, nullptr));
     }
     bool did = false;
     while (left_ > 0 && outstanding_ < request_.skip && ep_ != nullptr) {
@@ -82,7 +82,7 @@ class ProbeServer final : public UcxLinkProbeServer, public UcxClient {
     return did;
   }
   absl::Time NextTimer() const override { return absl::InfiniteFuture(); }
-  bool Drained() const override { return true; }
+  bool Drained() const override { return listener_ == nullptr; }
 
  private:
   void OnConnect(ucp_conn_request_h request) {
@@ -192,7 +192,7 @@ class Probe final : public UcxLinkProbe, public UcxClient {
   bool Poll(absl::Time, bool woken) override {
     if (closing_.load(std::memory_order_acquire) && ep_ != nullptr) {
       UcxForceClose(
-          std::exchange(ep_, nullptr),
+          *worker_, std::exchange(ep_, nullptr),
           [](void* self) { static_cast<Probe*>(self)->closed_ = true; }, this);
       return true;
     }

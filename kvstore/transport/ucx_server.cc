@@ -80,15 +80,12 @@ class UcxServer final : public TransportServer, public UcxClient {
  public:
   UcxServer(std::unique_ptr<UcxWorker> worker, absl::Span<std::byte> arena, PieceResolver& resolver)
       : worker_(std::move(worker)), arena_(arena), resolver_(resolver) {}
-  ~UcxServer() override {
-    Stop();
-    if (arena_handle_ != nullptr) (void)ucp_mem_unmap(worker_->context(), arena_handle_);
-  }
+  ~UcxServer() override { Stop(); }
 
   absl::Status Listen(const UcxServerOptions& options);
 
   std::string Address() const override { return address_; }
-  void Stop() override { worker_->Stop(); }
+  void Stop() override { worker_->Stop(std::exchange(arena_handle_, nullptr)); }
   TransportServerStats Stats() const override {
     TransportServerStats stats;
     stats.connections = connections_now_.load(std::memory_order_relaxed);
@@ -172,6 +169,7 @@ absl::Status UcxServer::Listen(const UcxServerOptions& options) {
   ucp_listener_attr_t attr{};
   attr.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
   status = ucp_listener_query(listener_, &attr);
+  if (status != UCS_OK) ucp_listener_destroy(std::exchange(listener_, nullptr));
   if (status != UCS_OK) return UcxError(absl::StrCat("ucx: listening on ", bind), status);
   address_ = absl::StrCat("ucx:", FormatSocketAddress(attr.sockaddr));
   worker_->Start(*this);
@@ -500,7 +498,7 @@ bool UcxServer::EndIfClosed(Connection& c) {
     if (c.staged != nullptr) ReleaseHeld(*std::exchange(c.staged, nullptr));
     by_ep_.erase(c.ep);
     UcxForceClose(
-        c.ep,
+        *worker_, c.ep,
         [](void* self) {
           auto* connection = static_cast<Connection*>(self);
           connection->ep_closed = true;
@@ -540,8 +538,7 @@ bool UcxServer::Poll(absl::Time now, bool woken) {
   bool did = false;
   if (woken && worker_->stopping() && !stop_begun_) {
     stop_begun_ = true;
-    if (listener_ != nullptr) ucp_listener_destroy(listener_);
-    listener_ = nullptr;
+    ucp_listener_destroy(std::exchange(listener_, nullptr));
     for (const auto& c : connections_) BeginClose(*c);
   }
   for (size_t i = 0; i < connections_.size(); ++i) {

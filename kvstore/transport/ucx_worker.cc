@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -121,11 +122,7 @@ absl::Status UcxWorker::Init() {
   return absl::OkStatus();
 }
 
-UcxWorker::~UcxWorker() {
-  Stop();
-  if (worker_ != nullptr) ucp_worker_destroy(worker_);
-  if (context_ != nullptr) ucp_cleanup(context_);
-}
+UcxWorker::~UcxWorker() { Stop(); }
 
 void UcxWorker::Start(UcxClient& client) {
   client_ = &client;
@@ -146,11 +143,17 @@ void UcxWorker::Wake() {
   }
 }
 
-void UcxWorker::Stop() {
+void UcxWorker::Stop(ucp_mem_h unmap) {
   stopping_.store(true, std::memory_order_release);
-  if (!thread_.joinable()) return;
-  Wake();
-  thread_.join();
+  if (thread_.joinable()) {
+    Wake();
+    thread_.join();
+  }
+  // Takes down what is left of closed endpoints, so that peers notice.
+  if (worker_ != nullptr) ucp_worker_destroy(std::exchange(worker_, nullptr));
+  if (context_ == nullptr) return;
+  if (unmap != nullptr) (void)ucp_mem_unmap(context_, unmap);
+  ucp_cleanup(std::exchange(context_, nullptr));
 }
 
 void UcxWorker::Run() {
@@ -161,8 +164,8 @@ void UcxWorker::Run() {
     const absl::Time now = RealClock::Get().Now();
     const bool did = client_->Poll(now, woken);
     if (stopping() && client_->Drained()) return;
-    if (events != 0 || woken || did) {
-      last_event = now;
+    if (events != 0 || woken || did || now < awake_until_) {
+      if (events != 0 || woken || did) last_event = now;
       continue;
     }
     if (now - last_event < options_.poll_before_sleep) continue;
@@ -240,7 +243,8 @@ void UcxSendMessage(ucp_ep_h ep, UcxSlot& slot, const UcxPayload& payload, UcxRe
   slot.sent(&slot, UCS_PTR_STATUS(request));
 }
 
-void UcxForceClose(ucp_ep_h ep, void (*closed)(void* context), void* context) {
+void UcxForceClose(UcxWorker& worker, ucp_ep_h ep, void (*closed)(void* context), void* context) {
+  worker.StayAwake();
   struct Waiter {
     void (*closed)(void*);
     void* context;

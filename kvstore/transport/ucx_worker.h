@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "kernels/base/clock.h"
 #include "kvstore/media/shared_mapping.h"
 #include "kvstore/transport/attach_message.h"
 #include "kvstore/transport/ucx_messages.h"
@@ -53,10 +54,13 @@ class UcxWorker {
 
   // `client` outlives the thread.
   void Start(UcxClient& client);
+  // The thread only: no sleep within the next milliseconds.
+  void StayAwake() { awake_until_ = RealClock::Get().Now() + absl::Milliseconds(5); }
   // Thread-safe: Poll runs soon, with woken set.
   void Wake();
-  // Ends the thread when the client is drained, and joins it. Idempotent.
-  void Stop();
+  // Ends the thread when the client is drained, joins it and lets go of UCX: context() and worker()
+  // are null from then on. `unmap`, if any, is unregistered first. Idempotent.
+  void Stop(ucp_mem_h unmap = nullptr);
   [[nodiscard]] bool stopping() const { return stopping_.load(std::memory_order_acquire); }
 
   [[nodiscard]] ucp_worker_h worker() const { return worker_; }
@@ -76,6 +80,7 @@ class UcxWorker {
   UniqueFd epoll_;
   UniqueFd wake_;
   UcxClient* client_ = nullptr;
+  absl::Time awake_until_ = absl::InfinitePast();
   std::atomic<bool> work_{false};
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> stopping_{false};
@@ -102,7 +107,8 @@ void UcxSendMessage(ucp_ep_h ep, UcxSlot& slot, const UcxPayload& payload, UcxRe
 
 // Closes by force: nothing is flushed, requests in progress end with an error. `closed` runs once
 // (perhaps before the call returns), after which the endpoint is gone.
-void UcxForceClose(ucp_ep_h ep, void (*closed)(void* context), void* context);
+// Lanes are taken down in later rounds of progress: the worker does not sleep for a while.
+void UcxForceClose(UcxWorker& worker, ucp_ep_h ep, void (*closed)(void* context), void* context);
 
 // "host:port" or "[v6]:port" as a socket address. InvalidArgument.
 struct UcxSocketAddress {

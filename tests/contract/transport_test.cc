@@ -1,6 +1,8 @@
 // One contract for every transport: loopback, shared memory, ucx over TCP.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <time.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -472,7 +474,13 @@ TEST_P(TransportTest, KilledPeer_MidBurst_EveryBurstEndsSoon) {
       EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;
     }
     EXPECT_LT(RealClock::Get().Now() - killed, absl::Seconds(10));
-    EXPECT_FALSE(bursts[7]->Await().status.ok());
+    TestBurst late(1, 30, kSlot);
+    late.SetPiece(0, handles_[0], 0);
+    late.FillSources(0, 0, 1);
+    if (late.Push(*channel_, In(kPatience), PushChecksums::kNone).ok()) {
+      EXPECT_TRUE(absl::IsUnavailable(late.Await().status));
+    }
+    EXPECT_FALSE(channel_->IsOpen());
   }
 }
 
@@ -514,6 +522,33 @@ TEST_P(TransportTest, Server_StopWithClients_ChannelsEndAndNothingIsHeld) {
     const absl::Status status = burst->Await().status;
     EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;
   }
+}
+
+TEST_P(TransportTest, Idle_ServerAndChannel_SleepInsteadOfSpinning) {
+  StartHere(1);
+  TestBurst burst(1, 1, kSlot);
+  burst.SetPiece(0, handles_[0], 0);
+  ASSERT_TRUE(burst.Pull(*channel_, In(kPatience)).ok());
+  EXPECT_TRUE(burst.Await().status.ok());
+  const auto cpu = [] {
+    timespec ts{};
+    EXPECT_EQ(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts), 0);
+    return absl::DurationFromTimespec(ts);
+  };
+  const auto switches = [] {
+    rusage usage{};
+    EXPECT_EQ(getrusage(RUSAGE_SELF, &usage), 0);
+    return usage.ru_nvcsw;
+  };
+  const absl::Duration before = cpu();
+  const long switches_before = switches();
+  Mutex mu;
+  CondVar never;
+  MutexLock lock(mu);
+  (void)never.WaitFor(mu, absl::Milliseconds(500));
+  // A thread that spins takes most of the time; one that polls with a timer switches often.
+  EXPECT_LT(cpu() - before, absl::Milliseconds(50));
+  EXPECT_LT(switches() - switches_before, 50);
 }
 
 TEST_P(TransportTest, Callback_SubmitsTheNextBurst_Chain) {
