@@ -146,7 +146,8 @@ absl::Status GenerateSession::Decode(const TokenConsumer& consumer, GenerateResu
     status = route.decode->Attach(attach, [&](const TokenEvent& event) {
       for (const int32_t token : event.tokens) {
         if (at < result->tokens.size()) {
-          differs = differs || result->tokens[at] != token;
+          differs = result->tokens[at] != token;
+          if (differs) return false;
         } else {
           Take(token, consumer, result);
         }
@@ -157,7 +158,7 @@ absl::Status GenerateSession::Decode(const TokenConsumer& consumer, GenerateResu
         result->decode = event.figures;
         if (event.prefill.prompt_tokens > 0) result->prefill = event.prefill;
       }
-      return !differs;
+      return true;
     });
     if (differs) {
       return absl::InternalError(absl::StrCat("decode worker ", route.decode_worker,
