@@ -14,7 +14,7 @@
 // registers it is in. Work: 4 * head_dim flop a (query vector, key); bound by products in prefill
 // and by reading the planes in decode.
 //
-// Arch supplies: V (16 floats), B (16 operands), Operand, kPack, kRows and Columns(rows) (of a
+// Arch supplies: V (16 floats), B (16 operands), Operand, kPack, kRowInRegisters, kRows and Columns(rows) (of a
 // register block, columns in V), kExp2 (coefficients), and the functions used below.
 #pragma once
 
@@ -44,6 +44,8 @@ struct Attention {
   using Operand = typename Arch::Operand;
   static constexpr int kPack = Arch::kPack;
   static constexpr int kRows = Arch::kRows;
+  // Operands in a row of 32 bytes of K: two channels.
+  static constexpr int kRowOperands = 2 / kPack;
 
   // Parts of the scratch.
   struct State {
@@ -255,7 +257,7 @@ struct Attention {
 
   // Fetches K or V (`half` 0 or 1) of a block that is needed soon.
   static void PrefetchHalf(const AttentionTask& task, int block, int half) {
-    if (block * kBlock >= task.key_end) return;
+    if (block * kBlock >= task.ahead_end) return;
     const Planes planes = BlockPlanes(task, block);
     const int bytes = kBlock * task.head_dim;
     for (int i = 0; i < bytes; i += 64) Arch::Prefetch(planes.base + half * bytes + i);
@@ -263,25 +265,51 @@ struct Attention {
     for (int i = 0; i < bytes; i += 64) Arch::Prefetch(planes.residual + half * bytes + i);
   }
 
+  template <bool kTarget>
+  static void ConvertKPlanes(Planes planes, int dim, Operand* to) {
+    for (int row = 0; row < dim / 2; ++row) {
+      B k[kRowOperands];
+      Arch::template KOperands<kTarget>(planes.base + 32 * row, planes.residual + 32 * row, k);
+      for (int j = 0; j < kRowOperands; ++j) {
+        Arch::StoreOperands(to + (row * kRowOperands + j) * kPanel, k[j]);
+      }
+    }
+  }
   static void ConvertK(const AttentionTask& task, const State& s, int block, int index) {
     const Planes planes = BlockPlanes(task, block);
     Operand* to = s.panel + index * 16;
     if (planes.residual != nullptr) {
-      Arch::template ConvertK<true>(planes.base, planes.residual, task.head_dim, to, kPanel);
+      ConvertKPlanes<true>(planes, task.head_dim, to);
     } else {
-      Arch::template ConvertK<false>(planes.base, planes.base, task.head_dim, to, kPanel);
+      ConvertKPlanes<false>({planes.base, planes.base}, task.head_dim, to);
     }
   }
 
+  template <bool kTarget>
+  static void ConvertVPlanes(Planes planes, int dim, int limit, Operand* to) {
+    for (int t = 0; t < kBlock; t += kPack) {
+      for (int c = 0; c < dim; c += 32) {
+        const int at = t * dim + c;
+        B v[2];
+        if (t + kPack <= limit) {
+          Arch::template VOperands<kTarget>(planes.base + at, planes.residual + at, dim, v);
+        } else {
+          Arch::template LastVOperands<kTarget>(planes.base + at, planes.residual + at, limit - t, v);
+        }
+        Arch::StoreOperands(to + t / kPack * dim + c, v[0]);
+        Arch::StoreOperands(to + t / kPack * dim + c + 16, v[1]);
+      }
+    }
+  }
   // V of tokens from `limit` on reads as zero.
   static void ConvertV(const AttentionTask& task, const State& s, int block, int index, int limit) {
     const Planes planes = BlockPlanes(task, block);
     const int at = kBlock * task.head_dim;
     Operand* to = s.panel + index * (kBlock / kPack) * task.head_dim;
     if (planes.residual != nullptr) {
-      Arch::template ConvertV<true>(planes.base + at, planes.residual + at, task.head_dim, limit, to);
+      ConvertVPlanes<true>({planes.base + at, planes.residual + at}, task.head_dim, limit, to);
     } else {
-      Arch::template ConvertV<false>(planes.base + at, planes.base + at, task.head_dim, limit, to);
+      ConvertVPlanes<false>({planes.base + at, planes.base + at}, task.head_dim, limit, to);
     }
   }
 
@@ -376,7 +404,174 @@ struct Attention {
     });
   }
 
+  // --- One row (decode): planes go to registers and are used there, in the same order of operations,
+  // --- so that memory is read evenly and nothing is converted to be stored.
+
+  // Scores of M vectors against the 16 N keys of N blocks, all TARGET or all BASE.
+  template <int M, int N, bool kTarget>
+  static void RowScores(const AttentionTask& task, const State& s, int block, float* scores) {
+    const int dim = task.head_dim;
+    const int steps = dim / kPack;
+    Planes planes[N];
+    Planes ahead[N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) {
+      planes[n] = BlockPlanes(task, block + n);
+      ahead[n] = PlanesAhead(task, block + n);
+    }
+    V acc[M][N];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) acc[m][n] = Arch::Zero();
+    }
+    for (int row = 0; row < dim / 2; ++row) {
+      B k[N][kRowOperands];
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) {
+        const uint8_t* base = planes[n].base + 32 * row;
+        Arch::template KOperands<kTarget>(base, kTarget ? planes[n].residual + 32 * row : base, k[n]);
+        Arch::Prefetch((row % 2 == 0 ? ahead[n].base : ahead[n].residual) + 32 * (row / 2 * 2));
+      }
+#pragma GCC unroll 2
+      for (int j = 0; j < kRowOperands; ++j) {
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+          const B q = Arch::Broadcast(s.q + m * steps + row * kRowOperands + j);
+#pragma GCC unroll 4
+          for (int n = 0; n < N; ++n) acc[m][n] = Arch::Dot(acc[m][n], q, k[n][j]);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) Arch::Store(scores + m * kAttentionTile + 16 * n, acc[m][n]);
+    }
+  }
+
+  // The planes of the block one tile later, or the block's own where there is none; BASE twice.
+  static Planes PlanesAhead(const AttentionTask& task, int block) {
+    const int later = block + kTileBlocks;
+    const Planes planes = BlockPlanes(task, later * kBlock < task.ahead_end ? later : block);
+    return {planes.base, planes.residual != nullptr ? planes.residual : planes.base};
+  }
+
+  // O = alpha O + P V for M vectors, channels [16 first, 16 (first + N)), key blocks of a tile.
+  template <int M, int N>
+  static void RowOutputs(const AttentionTask& task, const State& s, int first_block, int blocks,
+                         int first) {
+    const int dim = task.head_dim;
+    V acc[M][N];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) {
+        acc[m][n] = Arch::Mul(Arch::Load(s.range_out + m * dim + 16 * (first + n)),
+                              Arch::Set(s.alpha[m]));
+      }
+    }
+    const auto add = [&](int key, const B* v) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        const B weight = Arch::Broadcast(Weights(s, m) + key / kPack);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) acc[m][n] = Arch::Dot(acc[m][n], weight, v[n]);
+      }
+    };
+    const auto block_outputs = [&]<bool kTarget>(const Planes& planes, const Planes& ahead, int key,
+                                                 int limit) __attribute__((always_inline)) {
+      for (int t = 0; t < kBlock; t += kPack) {
+        const int at = t * dim + 16 * first;
+        B v[N];
+        const uint8_t* base = planes.base + at;
+        const uint8_t* residual = kTarget ? planes.residual + at : base;
+        if (t + kPack <= limit) [[likely]] {
+#pragma GCC unroll 2
+          for (int n = 0; n < N; n += 2) {
+            Arch::template VOperands<kTarget>(base + 16 * n, residual + 16 * n, dim, v + n);
+          }
+        } else {
+#pragma GCC unroll 2
+          for (int n = 0; n < N; n += 2) {
+            Arch::template LastVOperands<kTarget>(base + 16 * n, residual + 16 * n, limit - t, v + n);
+          }
+        }
+        for (int i = 0; i < kPack; ++i) {
+          Arch::Prefetch(ahead.base + at + i * dim);
+          Arch::Prefetch(ahead.residual + at + i * dim);
+        }
+        add(key + t, v);
+      }
+    };
+    const int v_begin = kBlock * dim;
+    for (int i = 0; i < blocks; ++i) {
+      const int block = first_block + i;
+      Planes planes = BlockPlanes(task, block);
+      Planes ahead = PlanesAhead(task, block);
+      planes.base += v_begin;
+      ahead.base += v_begin;
+      ahead.residual += v_begin;
+      if (planes.residual != nullptr) {
+        planes.residual += v_begin;
+        block_outputs.template operator()<true>(planes, ahead, i * kBlock, BlockLimit(task, block));
+      } else {
+        block_outputs.template operator()<false>(planes, ahead, i * kBlock, BlockLimit(task, block));
+      }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) {
+        Arch::Store(s.range_out + m * dim + 16 * (first + n), acc[m][n]);
+      }
+    }
+  }
+
+  template <int M>
+  static void RowTile(const AttentionTask& task, const State& s, int tile_begin) {
+    const int first_block = tile_begin / kBlock;
+    const int blocks = MinInt(kTileBlocks, (task.first_position - tile_begin) / kBlock + 1);
+    constexpr int kAtOnce = M <= 2 ? 4 : M <= 4 ? 2 : 1;
+    for (int i = 0; i < blocks;) {
+      const int block = first_block + i;
+      const bool target = task.blocks[block].residual != kSlotNone;
+      bool together = i + kAtOnce <= blocks;
+      for (int n = 1; n < kAtOnce && together; ++n) {
+        together = (task.blocks[block + n].residual != kSlotNone) == target;
+      }
+      float* scores = s.scores + 16 * i;
+      if (together) {
+        target ? RowScores<M, kAtOnce, true>(task, s, block, scores)
+               : RowScores<M, kAtOnce, false>(task, s, block, scores);
+      } else {
+        target ? RowScores<M, 1, true>(task, s, block, scores)
+               : RowScores<M, 1, false>(task, s, block, scores);
+      }
+      i += together ? kAtOnce : 1;
+    }
+    Softmax(task, s, 0, M, blocks, tile_begin);
+    int first = 0;
+    for (; first + 4 <= task.head_dim / 16; first += 4) {
+      RowOutputs<M, 4>(task, s, first_block, blocks, first);
+    }
+    if (first < task.head_dim / 16) RowOutputs<M, 2>(task, s, first_block, blocks, first);
+  }
+
   static void Tile(const AttentionTask& task, const State& s, int tile_begin) {
+    if constexpr (Arch::kRowInRegisters) {
+      if (task.rows == 1) {
+        switch (task.group) {
+          case 1: return RowTile<1>(task, s, tile_begin);
+          case 2: return RowTile<2>(task, s, tile_begin);
+          case 3: return RowTile<3>(task, s, tile_begin);
+          case 4: return RowTile<4>(task, s, tile_begin);
+          case 5: return RowTile<5>(task, s, tile_begin);
+          case 6: return RowTile<6>(task, s, tile_begin);
+          default: break;  // more accumulators than registers
+        }
+      }
+    }
     const bool two_panels = tile_begin + kPanel < task.key_end;
     Scores(task, s, tile_begin, 0);
     if (two_panels) Scores(task, s, tile_begin, 1);

@@ -17,6 +17,7 @@ struct Avx2 {
   using B = V;
   using Operand = float;
   static constexpr int kPack = 1;
+  static constexpr bool kRowInRegisters = false;  // too few registers
   static constexpr int kRows = 3;
   static constexpr int Columns(int) { return 2; }
   // 2^f on [-0.5, 0.5] is 1 + f (c0 + f (c1 + ...)), minimax; relative error 7.9e-8 in f32.
@@ -107,32 +108,26 @@ struct Avx2 {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8));
   }
-  // One row of 32 bytes of the named layout: groups 0 and 1 as operands.
+  static void StoreOperands(float* p, B b) { Store(p, b); }
   template <bool kTarget>
-  static void ConvertRow(const uint8_t* base, const uint8_t* residual, float* g0, float* g1) {
+  static void KOperands(const uint8_t* base, const uint8_t* residual, B* out) {
     const __m256i upper = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(base));
     const __m256i lower = kTarget ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(residual))
                                   : _mm256_set1_epi8(static_cast<char>(0x80));
     const __m256i first = _mm256_unpacklo_epi8(lower, upper);
     const __m256i second = _mm256_unpackhi_epi8(lower, upper);
-    StoreWeights(g0, {_mm256_cvtph_ps(_mm256_castsi256_si128(first)),
-                      _mm256_cvtph_ps(_mm256_extracti128_si256(first, 1))});
-    StoreWeights(g1, {_mm256_cvtph_ps(_mm256_castsi256_si128(second)),
-                      _mm256_cvtph_ps(_mm256_extracti128_si256(second, 1))});
+    out[0] = {_mm256_cvtph_ps(_mm256_castsi256_si128(first)),
+              _mm256_cvtph_ps(_mm256_extracti128_si256(first, 1))};
+    out[1] = {_mm256_cvtph_ps(_mm256_castsi256_si128(second)),
+              _mm256_cvtph_ps(_mm256_extracti128_si256(second, 1))};
   }
   template <bool kTarget>
-  static void ConvertK(const uint8_t* base, const uint8_t* residual, int dim, float* to, int stride) {
-    for (int pair = 0; pair < dim / 2; ++pair) {
-      ConvertRow<kTarget>(base + 32 * pair, residual + 32 * pair, to + 2 * pair * stride,
-                          to + (2 * pair + 1) * stride);
-    }
+  static void VOperands(const uint8_t* base, const uint8_t* residual, int, B* out) {
+    KOperands<kTarget>(base, residual, out);
   }
   template <bool kTarget>
-  static void ConvertV(const uint8_t* base, const uint8_t* residual, int dim, int limit, float* to) {
-    for (int i = 0; i < limit * dim; i += 32) {
-      ConvertRow<kTarget>(base + i, residual + i, to + i, to + i + 16);
-    }
-    for (int i = limit * dim; i < 16 * dim; i += 16) Store(to + i, Zero());
+  static void LastVOperands(const uint8_t*, const uint8_t*, int, B* out) {
+    out[0] = out[1] = Zero();
   }
 };
 

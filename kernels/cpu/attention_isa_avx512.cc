@@ -33,22 +33,20 @@ struct ArchF32 : Avx512 {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
   }
+  static void StoreOperands(float* p, B b) { _mm512_store_ps(p, b); }
   template <bool kTarget>
-  static void ConvertK(const uint8_t* base, const uint8_t* residual, int dim, float* to, int stride) {
-    for (int pair = 0; pair < dim / 2; ++pair) {
-      const Row row = JoinRow<kTarget>(base + 32 * pair, residual + 32 * pair);
-      _mm512_store_ps(to + 2 * pair * stride, row.g0);
-      _mm512_store_ps(to + (2 * pair + 1) * stride, row.g1);
-    }
+  static void KOperands(const uint8_t* base, const uint8_t* residual, B* out) {
+    const Row row = JoinRow<kTarget>(base, residual);
+    out[0] = row.g0;
+    out[1] = row.g1;
   }
   template <bool kTarget>
-  static void ConvertV(const uint8_t* base, const uint8_t* residual, int dim, int limit, float* to) {
-    for (int i = 0; i < limit * dim; i += 32) {
-      const Row row = JoinRow<kTarget>(base + i, residual + i);
-      _mm512_store_ps(to + i, row.g0);
-      _mm512_store_ps(to + i + 16, row.g1);
-    }
-    for (int i = limit * dim; i < 16 * dim; i += 16) _mm512_store_ps(to + i, Zero());
+  static void VOperands(const uint8_t* base, const uint8_t* residual, int, B* out) {
+    KOperands<kTarget>(base, residual, out);
+  }
+  template <bool kTarget>
+  static void LastVOperands(const uint8_t*, const uint8_t*, int, B* out) {
+    out[0] = out[1] = Zero();
   }
 };
 

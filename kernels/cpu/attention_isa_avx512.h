@@ -10,6 +10,7 @@ namespace {
 
 struct Avx512 {
   using V = __m512;
+  static constexpr bool kRowInRegisters = true;
   static constexpr int kRows = 6;
   static constexpr int Columns(int) { return 4; }
 

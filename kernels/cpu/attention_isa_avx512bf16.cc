@@ -37,28 +37,25 @@ struct ArchDot : Avx512 {
     return _mm512_permutexvar_epi16(_mm512_load_si512(kInterleave),
                                     (__m512i)_mm512_cvtne2ps_pbh(second, first));
   }
+  static void StoreOperands(uint32_t* p, B b) { _mm512_store_si512(p, b); }
   template <bool kTarget>
-  static void ConvertK(const uint8_t* base, const uint8_t* residual, int dim, uint32_t* to,
-                       int stride) {
-    for (int pair = 0; pair < dim / 2; ++pair) {
-      const Row row = JoinRow<kTarget>(base + 32 * pair, residual + 32 * pair);
-      _mm512_store_si512(to + pair * stride, Pair(row.g0, row.g1));
-    }
+  static void KOperands(const uint8_t* base, const uint8_t* residual, B* out) {
+    const Row row = JoinRow<kTarget>(base, residual);
+    out[0] = Pair(row.g0, row.g1);
   }
   template <bool kTarget>
-  static void ConvertV(const uint8_t* base, const uint8_t* residual, int dim, int limit,
-                       uint32_t* to) {
-    for (int t = 0; t < 16; t += 2) {
-      for (int c = 0; c < dim; c += 32) {
-        const int i = t * dim + c;
-        Row first = {Zero(), Zero()};
-        Row second = {Zero(), Zero()};
-        if (t < limit) first = JoinRow<kTarget>(base + i, residual + i);
-        if (t + 1 < limit) second = JoinRow<kTarget>(base + i + dim, residual + i + dim);
-        _mm512_store_si512(to + t / 2 * dim + c, Pair(first.g0, second.g0));
-        _mm512_store_si512(to + t / 2 * dim + c + 16, Pair(first.g1, second.g1));
-      }
-    }
+  static void VOperands(const uint8_t* base, const uint8_t* residual, int dim, B* out) {
+    const Row first = JoinRow<kTarget>(base, residual);
+    const Row second = JoinRow<kTarget>(base + dim, residual + dim);
+    out[0] = Pair(first.g0, second.g0);
+    out[1] = Pair(first.g1, second.g1);
+  }
+  template <bool kTarget>
+  static void LastVOperands(const uint8_t* base, const uint8_t* residual, int valid, B* out) {
+    Row first = {Zero(), Zero()};
+    if (valid > 0) first = JoinRow<kTarget>(base, residual);
+    out[0] = Pair(first.g0, Zero());
+    out[1] = Pair(first.g1, Zero());
   }
 };
 

@@ -25,6 +25,7 @@ struct AttentionTask {
   int first_position;  // of row 0
   int key_begin;       // multiple of kAttentionRange
   int key_end;         // <= first_position + rows; keys [key_begin, key_end) are this task's
+  int ahead_end;       // keys of the sequence that may be fetched ahead, >= key_end
   float scale;
   const uint8_t* slots;  // of this KV head: slot s has its slice at slots + s * slot_bytes
   size_t slot_bytes;

@@ -208,6 +208,7 @@ void CpuPagedAttention(const PagedAttentionArgs& args, Workspace workspace, int 
     task.first_position = segment.first_position + row;
     task.key_begin = key_begin;
     task.key_end = key_end;
+    task.ahead_end = segment.first_position + end;
     task.slots = args.slots + static_cast<size_t>(kv_head) * args.geometry.SliceBytes();
     task.blocks = segment.blocks;
     task.q = args.q + ptrdiff_t{segment.first_row + row} * args.q_stride + head_at;

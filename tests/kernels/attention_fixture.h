@@ -1,6 +1,8 @@
 // A pool of slots with sequences in it, for tests and the benchmark of attention and KV write.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -25,9 +27,14 @@ struct AlignedFree {
 };
 using AlignedBytes = std::unique_ptr<uint8_t[], AlignedFree>;
 
+// On huge pages from 2 MiB on, as device memory is (kernels/device.h).
 inline AlignedBytes AllocateAligned(size_t bytes) {
-  void* p = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  constexpr size_t kHuge = size_t{2} << 20;
+  const size_t alignment = bytes >= kHuge ? kHuge : 64;
+  const size_t size = (bytes + alignment - 1) / alignment * alignment;
+  void* p = std::aligned_alloc(alignment, size);
   KVT_CHECK(p != nullptr, "bytes=", bytes);
+  if (alignment == kHuge) madvise(p, size, MADV_HUGEPAGE);
   return AlignedBytes(static_cast<uint8_t*>(p));
 }
 
