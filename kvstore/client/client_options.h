@@ -29,7 +29,8 @@ struct ClientOptions {
   absl::Duration control_timeout = absl::Seconds(2);
   // What Lookup waits for at most; a store that has not answered counts as having nothing.
   absl::Duration lookup_timeout = absl::Seconds(1);
-  // A burst that has not landed by then is lost, and its channel is closed and opened again.
+  // A transfer that has not landed by then, and 1 s more for each 64 MiB of it, is lost, and its
+  // channel is closed and opened again.
   absl::Duration transfer_timeout = absl::Seconds(5);
   // Connecting and attaching a data channel.
   absl::Duration connect_timeout = absl::Seconds(2);

@@ -14,6 +14,8 @@ namespace kvt {
 namespace {
 
 constexpr absl::Duration kTickMax = absl::Milliseconds(200);
+// A new ticket waits for a renewal under way; a store that takes longer is slow, and skipped.
+constexpr absl::Duration kRenewWaitMax = absl::Milliseconds(300);
 
 // The store could not be reached, as opposed to: it answered with a refusal.
 bool IsUnreachable(const absl::Status& status) {
@@ -64,8 +66,11 @@ absl::Time StoreLink::Tick(absl::Time now) {
   MutexLock lock(mu_);
   if (closing_) return now + kTickMax;
   if (has_session_ && now > lease_end_) LoseSession("its lease ended");
-  if (state_ == State::kUp && (channel_ == nullptr || !channel_->IsOpen())) {
-    last_failure_ = absl::UnavailableError(absl::StrCat("store ", name_, ": data channel closed"));
+  if (state_ == State::kUp && (!has_session_ || channel_ == nullptr || !channel_->IsOpen())) {
+    if (has_session_) {
+      last_failure_ =
+          absl::UnavailableError(absl::StrCat("store ", name_, ": the data channel closed"));
+    }
     GoDown(now);
   }
   const bool idle = jobs_ == 0;
@@ -73,6 +78,8 @@ absl::Time StoreLink::Tick(absl::Time now) {
   if (idle && state_ == State::kDown && needed && now >= connect_at_) {
     state_ = State::kConnecting;
     StartJob(&StoreLink::ConnectJob);
+  } else if (idle && has_session_ && !needed) {
+    StartJob(&StoreLink::DisconnectJob);
   } else if (idle && has_session_ && state_ == State::kUp && now >= renew_at_) {
     StartJob(&StoreLink::RenewJob);
   } else if (idle && !dropped_.empty()) {
@@ -101,6 +108,7 @@ bool StoreLink::IsUpLocked() const {
 }
 
 absl::StatusOr<LinkSession> StoreLink::BeginCall(TicketRef ticket, absl::Time deadline) {
+  deadline = std::min(deadline, RealClock::Get().Now() + kRenewWaitMax);
   MutexLock lock(mu_);
   while (renewing_ && !live_.contains(LiveKey(ticket))) {
     const absl::Duration left = deadline - RealClock::Get().Now();
@@ -336,6 +344,10 @@ absl::Status StoreLink::Connect() {
     return attach.status();
   }
   MutexLock lock(mu_);
+  if (!has_session_ || session_.session != session.session) {
+    dropped_.push_back(std::move(attach->channel));  // the session was lost on the way
+    return last_failure_;
+  }
   channel_ = std::move(attach->channel);
   scheme_ = attach->scheme;
   ++channel_serial_;
@@ -364,6 +376,20 @@ absl::Status StoreLink::OpenSession(StoreApi& api) {
   renew_at_ = asked + session_.lease / 3;
   ++sessions_opened_;
   return absl::OkStatus();
+}
+
+void StoreLink::DisconnectJob() {
+  std::shared_ptr<StoreApi> api;
+  SessionId session;
+  {
+    MutexLock lock(mu_);
+    if (wanted_ || !live_.empty() || !has_session_) return;
+    api = api_;
+    session = session_.session;
+    LoseSession("no view names it and no ticket lives there");
+  }
+  CloseDropped();
+  if (api != nullptr) api->CloseSession(session).IgnoreError();
 }
 
 void StoreLink::RenewJob() {

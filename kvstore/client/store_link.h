@@ -118,6 +118,7 @@ class StoreLink {
   void StartJob(void (StoreLink::*job)()) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ConnectJob();
   void RenewJob();
+  void DisconnectJob();
   absl::Status Connect();
   absl::Status OpenSession(StoreApi& api);
   absl::Status Renew(StoreApi& api);

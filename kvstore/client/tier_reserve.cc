@@ -17,7 +17,6 @@ namespace {
 struct Share {
   std::vector<size_t> indices;  // of blocks
   uint32_t output_blocks = 0;
-  bool asked = false;
   [[nodiscard]] bool empty() const { return indices.empty() && output_blocks == 0; }
 };
 
@@ -42,17 +41,16 @@ class ReserveRun {
   absl::StatusOr<ReserveResult> Run(uint32_t output_blocks) {
     std::vector<size_t> all(blocks_.size());
     for (size_t i = 0; i < all.size(); ++i) all[i] = i;
-    KVT_RETURN_IF_ERROR(Assign(all));
-    KVT_RETURN_IF_ERROR(AssignOutput(output_blocks));
+    KVT_RETURN_IF_ERROR(Place(Share{std::move(all), output_blocks}));
     // Each turn asks one store; a dead one's share is assigned again, at most once per store.
     while (true) {
       const auto next = std::find_if(by_name_.begin(), by_name_.end(), [&](size_t s) {
-        return !shares_[s].asked && !shares_[s].empty();
+        return !shares_[s].empty();
       });
       if (next == by_name_.end()) break;
       const absl::Status status = AskStore(*next);
       if (!status.ok()) {
-        LetGo(links_, ticket_.ref());
+        if (mode_ == ReserveMode::kAllOrNothing) LetGo(links_, ticket_.ref());
         return status;
       }
     }
@@ -60,6 +58,15 @@ class ReserveRun {
   }
 
  private:
+  // Divides a share among the stores that are alive. Without any, kKeepGranted gives its blocks up.
+  absl::Status Place(const Share& share) {
+    absl::Status status = Assign(share.indices);
+    if (status.ok()) status = AssignOutput(share.output_blocks);
+    if (status.ok() || mode_ == ReserveMode::kAllOrNothing) return status;
+    result_.refused += static_cast<int>(share.indices.size());
+    return absl::OkStatus();
+  }
+
   absl::Status Assign(const std::vector<size_t>& indices) {
     std::vector<int> order;
     const BlockKey* group = nullptr;
@@ -71,7 +78,6 @@ class ReserveRun {
       const auto owner = std::find_if(order.begin(), order.end(), [&](int s) { return !dead_[s]; });
       if (owner == order.end()) return NoStore();
       shares_[*owner].indices.push_back(i);
-      shares_[*owner].asked = false;
     }
     return absl::OkStatus();
   }
@@ -100,23 +106,23 @@ class ReserveRun {
   }
 
   [[nodiscard]] absl::Status NoStore() const {
-    absl::Status why = absl::UnavailableError("the ticket names no store");
+    absl::Status why = failure_;
     for (const uint32_t number : numbers_) {
       const StoreLink* link = links_.Get(number);
-      if (link != nullptr && !link->IsUp()) why = link->UpStatus();
+      if (why.ok() && link != nullptr && !link->IsUp()) why = link->UpStatus();
     }
     return absl::UnavailableError(
-        absl::StrCat("no store of the ticket's placement can be reached: ", why.message()));
+        absl::StrCat("no store of the ticket's placement can be reached: ",
+                     why.ok() ? "it names none" : why.message()));
   }
 
   // OK also when the store turned out dead (its share went elsewhere) or refused in kKeepGranted.
   absl::Status AskStore(size_t s) {
-    Share share = std::exchange(shares_[s], Share{});
-    shares_[s].asked = true;
+    const Share share = std::exchange(shares_[s], Share{});
     StoreLink& link = *links_.Get(numbers_[s]);
     absl::StatusOr<LinkSession> session =
         link.BeginCall(ticket_.ref(), RealClock::Get().Now() + control_timeout_);
-    if (!session.ok()) return Reassign(s, share);
+    if (!session.ok()) return Reassign(s, share, session.status());
     ReserveRequest request;
     request.session = session->session;
     request.ticket = ticket_.signed_ticket;
@@ -128,7 +134,7 @@ class ReserveRun {
       Note(link, numbers_[s], session->incarnation, share, *reply);
       return absl::OkStatus();
     }
-    if (reply.ok()) return Reassign(s, share);
+    if (reply.ok()) return Reassign(s, share, absl::InternalError("a reply of another length"));
     if (absl::IsResourceExhausted(reply.status())) {
       link.counters().refused += 1;
       if (mode_ == ReserveMode::kAllOrNothing) {
@@ -142,13 +148,14 @@ class ReserveRun {
         absl::IsPermissionDenied(reply.status()) || absl::IsInvalidArgument(reply.status())) {
       return reply.status();
     }
-    return Reassign(s, share);
+    return Reassign(s, share, reply.status());
   }
 
-  absl::Status Reassign(size_t s, const Share& share) {
+  absl::Status Reassign(size_t s, const Share& share, const absl::Status& failure) {
     dead_[s] = true;
-    KVT_RETURN_IF_ERROR(Assign(share.indices));
-    return AssignOutput(share.output_blocks);
+    failure_ = absl::UnavailableError(absl::StrCat("store ", stores_[s].name, ": ",
+                                                   failure.message()));
+    return Place(share);
   }
 
   void Note(StoreLink& link, uint32_t number, uint64_t incarnation, const Share& share,
@@ -177,6 +184,7 @@ class ReserveRun {
   const std::vector<uint32_t> numbers_;  // of stores_, in the table
   std::vector<Share> shares_;            // by index into stores_
   std::vector<bool> dead_;               // for this call
+  absl::Status failure_;                 // the last store's that failed on the way
   std::vector<size_t> by_name_;
   ReserveResult result_;
 };

@@ -103,7 +103,7 @@ struct TierPull {
   int layer_begin = 0;
   int layer_end = 0;  // exclusive
   absl::Span<TransferOutcome> outcomes;  // one per block, written before `done`
-  absl::Time deadline = absl::InfiniteFuture();  // RealClock; at most transfer_timeout from now
+  absl::Time deadline = absl::InfiniteFuture();  // RealClock; at most what transfer_timeout gives
   TransferDone done;
 };
 

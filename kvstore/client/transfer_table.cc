@@ -4,12 +4,17 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/base/clock.h"
+#include "kernels/base/units.h"
 #include "kvstore/index/block_handle.h"
 
 namespace kvt {
 namespace {
 
 constexpr int kSlotBits = 20;
+// The slowest rate at which a large transfer still counts as making progress: its deadline is
+// transfer_timeout and the time that its bytes take at this rate.
+constexpr double kRateMin = 64.0 * static_cast<double>(kMiB);  // bytes/s
 static_assert(kTransfersMax <= 1 << kSlotBits);
 
 TransferId MakeId(uint32_t slot, uint32_t generation) {
@@ -118,8 +123,7 @@ TransferTable::Transfer& TransferTable::Take(bool is_pull, absl::Time deadline,
     transfer->part_count = 0;
   }
   transfer->is_pull = is_pull;
-  transfer->deadline =
-      std::min(deadline, RealClock::Get().Now() + config_.options.transfer_timeout);
+  transfer->deadline = deadline;
   transfer->outcomes = outcomes;
   transfer->done = std::move(done);
   transfer->cancelled.store(false);
@@ -200,6 +204,14 @@ void TransferTable::AddPush(Part& part, uint32_t index, const PushBlock& block, 
 TransferId TransferTable::Start(Transfer& transfer) {
   const TransferId id = MakeId(transfer.slot, transfer.generation);
   const size_t parts = transfer.part_count;
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < parts; ++i) {
+    for (const PullItem& item : transfer.parts[i]->pulls) bytes += item.piece.length;
+    for (const PushItem& item : transfer.parts[i]->pushes) bytes += item.piece.length;
+  }
+  transfer.deadline =
+      std::min(transfer.deadline, RealClock::Get().Now() + config_.options.transfer_timeout +
+                                      absl::Seconds(static_cast<double>(bytes) / kRateMin));
   transfer.open_ends.fetch_add(static_cast<int>(2 * parts));
   for (size_t i = 0; i < parts; ++i) {
     Part* part = transfer.parts[i].get();

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "gtest/gtest.h"
 #include "tests/contract/tier_fixture.h"
 
@@ -218,7 +219,7 @@ TEST_P(TierFailureTest, ViewChange_LookupAsksThePreviousOwnerToo) {
 
 TEST_P(TierFailureTest, Sessions_OutliveTheirLeaseByRenewalAndPinsOfLiveTicketsStay) {
   TestStoreOptions short_lease;
-  short_lease.lease = absl::Milliseconds(400);
+  short_lease.lease = absl::Seconds(1);
   StartStores(1, short_lease);
   auto worker = StartConnected("decode-0", FastOptions());
   const HeldTicket ticket = NewTicket(View());
@@ -227,7 +228,7 @@ TEST_P(TierFailureTest, Sessions_OutliveTheirLeaseByRenewalAndPinsOfLiveTicketsS
   Write(*worker, ticket, sequence, slots);
   const LookupResult found = worker->tier().Lookup(ticket, sequence.blocks());
   const absl::Time start = RealClock::Get().Now();
-  EXPECT_TRUE(Eventually([&] { return RealClock::Get().Now() - start > absl::Seconds(2); }));
+  EXPECT_TRUE(Eventually([&] { return RealClock::Get().Now() - start > absl::Seconds(3); }));
   EXPECT_EQ(FiguresOf(*worker, "store-0").sessions_opened, 1u);
   TestSlots read(TestGeometry(), 4);
   EXPECT_EQ(worker->PullAll(ticket.ref(), found.blocks, read).blocks_ok, 4);
@@ -236,6 +237,40 @@ TEST_P(TierFailureTest, Sessions_OutliveTheirLeaseByRenewalAndPinsOfLiveTicketsS
   EXPECT_TRUE(Eventually([&] { return Pins() == 0; }));
   EXPECT_TRUE(Eventually([&] { return FiguresOf(*worker, "store-0").state != "up"; }));
   EXPECT_EQ(worker->PullAll(ticket.ref(), found.blocks, read).blocks_lost, 4);
+}
+
+TEST_P(TierFailureTest, StoreThatLeftTheView_IsKeptWhileTicketsLiveThereThenLetGo) {
+  StartStores(2);
+  auto worker = StartConnected("decode-0", FastOptions());
+  const HeldTicket ticket = NewTicket(View());
+  const SequenceBlocks sequence = Sequence(kLongBlocks);
+  TestSlots slots(TestGeometry(), kLongBlocks);
+  Write(*worker, ticket, sequence, slots);
+  const LookupResult found = worker->tier().Lookup(ticket, sequence.blocks());
+  worker->tier().SetView(View(1));
+  EXPECT_EQ(worker->PullAll(ticket.ref(), found.blocks, slots).blocks_ok, kLongBlocks);
+  EXPECT_EQ(FiguresOf(*worker, "store-1").state, "up");
+  worker->tier().Release(ticket.ref());
+  EXPECT_TRUE(Eventually([&] { return stores_[1]->Stats().sessions == 0; }));
+  EXPECT_EQ(stores_[0]->Stats().sessions, 1u);
+  // It comes back with the next view that names it.
+  worker->tier().SetView(View());
+  EXPECT_TRUE(worker->tier().WaitConnected(absl::Seconds(20)).ok());
+  EXPECT_EQ(stores_[1]->Stats().sessions, 1u);
+}
+
+TEST_P(TierFailureTest, NoStoreReachable_ReserveSaysWhyAndWriteBackGoesOn) {
+  StartStores(2);
+  auto worker = StartConnected("decode-0", FastOptions());
+  const HeldTicket ticket = NewTicket(View());
+  const SequenceBlocks sequence = Sequence(4);
+  for (auto& store : stores_) store->gate().SetFailure(absl::UnavailableError("cut off"));
+  const auto all = worker->tier().Reserve(ticket, sequence.blocks(), 8, ReserveMode::kAllOrNothing);
+  EXPECT_TRUE(absl::IsUnavailable(all.status())) << all.status();
+  EXPECT_TRUE(absl::StrContains(all.status().message(), "cut off")) << all.status();
+  const auto some = worker->tier().Reserve(ticket, sequence.blocks(), 0, ReserveMode::kKeepGranted);
+  ASSERT_TRUE(some.ok()) << some.status();
+  EXPECT_EQ(some->refused, 4);
 }
 
 TEST_P(TierFailureTest, Cancel_EndsATransferEarly) {
