@@ -27,10 +27,7 @@ void CpuExecutor::Register(std::shared_ptr<CpuStreamQueue> queue) {
   Wake();
 }
 
-void CpuExecutor::Wake() {
-  work_.fetch_add(1, std::memory_order_release);
-  work_.notify_one();
-}
+void CpuExecutor::Wake() { work_.Raise(); }
 
 void CpuExecutor::AdoptRegistered() {
   if (!has_registered_.exchange(false, std::memory_order_acq_rel)) return;
@@ -79,11 +76,11 @@ void CpuExecutor::Main() {
   if (options_.pin) PinThisThread(0);
   ThreadTeam team(threads_, options_.pin, options_.spin, [](int) { omp_set_num_threads(1); });
   for (;;) {
-    const uint32_t seen = work_.load(std::memory_order_acquire);
+    const uint32_t seen = work_.Value();
     AdoptRegistered();
     if (RunOne(team)) continue;
     if (stop_.load(std::memory_order_acquire)) break;
-    team.WaitWhile(work_, seen);
+    work_.WaitWhile(seen, team.spin_ticks());
   }
   KVT_CHECK(queues_.empty(), queues_.size(), " streams outlive their device");
 }

@@ -37,7 +37,7 @@ class CpuExecutor {
 
   const int threads_;
   const CpuDeviceOptions options_;
-  std::atomic<uint32_t> work_{0};  // raised by every publish and registration
+  FutexWord work_;  // raised by every publish and registration
   std::atomic<bool> stop_{false};
   std::atomic<bool> has_registered_{false};
   Mutex mutex_;

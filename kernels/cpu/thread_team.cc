@@ -64,18 +64,8 @@ ThreadTeam::ThreadTeam(int threads, bool pin, absl::Duration spin, void (*member
 
 ThreadTeam::~ThreadTeam() {
   stop_ = true;
-  round_.fetch_add(1, std::memory_order_release);
-  round_.notify_all();
+  round_.Raise();
   for (std::thread& member : members_) member.join();
-}
-
-void ThreadTeam::WaitWhile(const std::atomic<uint32_t>& value, uint32_t old) const {
-  const uint64_t start = __rdtsc();
-  do {
-    if (value.load(std::memory_order_acquire) != old) return;
-    _mm_pause();
-  } while (__rdtsc() - start < spin_ticks_);
-  while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 
 void ThreadTeam::MemberMain(int index) {
@@ -83,7 +73,7 @@ void ThreadTeam::MemberMain(int index) {
   if (member_start_ != nullptr) member_start_(index);
   TeamMember member(*this, index);
   for (uint32_t seen = 0;; ++seen) {
-    WaitWhile(round_, seen);
+    round_.WaitWhile(seen, spin_ticks_);
     if (stop_) return;
     job_(context_, member);
     Arrive();
@@ -93,10 +83,7 @@ void ThreadTeam::MemberMain(int index) {
 void ThreadTeam::Run(Job job, const void* context) {
   job_ = job;
   context_ = context;
-  if (threads_ > 1) {
-    round_.fetch_add(1, std::memory_order_release);
-    round_.notify_all();
-  }
+  if (threads_ > 1) round_.Raise();
   TeamMember member(*this, 0);
   job(context, member);
   Arrive();
@@ -104,14 +91,13 @@ void ThreadTeam::Run(Job job, const void* context) {
 
 void ThreadTeam::Arrive() {
   if (threads_ == 1) return;
-  const uint32_t phase = phase_.load(std::memory_order_acquire);
+  const uint32_t phase = phase_.Value();
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(threads_)) {
     arrived_.store(0, std::memory_order_relaxed);
-    phase_.fetch_add(1, std::memory_order_release);
-    phase_.notify_all();
+    phase_.Raise();
     return;
   }
-  WaitWhile(phase_, phase);
+  phase_.WaitWhile(phase, spin_ticks_);
 }
 
 }  // namespace kvt

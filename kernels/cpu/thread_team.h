@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "kernels/cpu/futex.h"
 
 namespace kvt {
 
@@ -52,8 +53,8 @@ class ThreadTeam {
   void Run(Job job, const void* context);
   [[nodiscard]] int threads() const { return threads_; }
 
-  // Looks at `value` until it is not `old`: `spin` long awake, then asleep.
-  void WaitWhile(const std::atomic<uint32_t>& value, uint32_t old) const;
+  // How long members look before they sleep, for waits of the executor (FutexWord).
+  [[nodiscard]] uint64_t spin_ticks() const { return spin_ticks_; }
 
  private:
   friend class TeamMember;
@@ -66,13 +67,13 @@ class ThreadTeam {
   void (*const member_start_)(int);
 
   // Job hand-out: context and job are written, then round_ is raised.
-  alignas(64) std::atomic<uint32_t> round_{0};
+  alignas(64) FutexWord round_;
   Job job_ = nullptr;
   const void* context_ = nullptr;
   bool stop_ = false;
   // Barrier: arrived_ counts up to threads_, the last one raises phase_.
   alignas(64) std::atomic<uint32_t> arrived_{0};
-  alignas(64) std::atomic<uint32_t> phase_{0};
+  alignas(64) FutexWord phase_;
   std::vector<std::thread> members_;
 };
 
