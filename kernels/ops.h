@@ -73,6 +73,7 @@ enum class MatmulEpilogue : uint8_t {
 };
 
 struct MatmulArgs {
+  const char* name = "matmul";  // for profiles; a literal
   const PackedMatrix* weights = nullptr;
   MatmulEpilogue epilogue = MatmulEpilogue::kStore;
   const void* a = nullptr;  // act [rows][in_features], dense

@@ -48,6 +48,7 @@ class CpuDevice final : public Device {
   absl::string_view backend() const override { return "cpu"; }
   bool HostAddressable() const override { return true; }
   absl::Status Health() const override { return absl::OkStatus(); }
+  std::vector<CpuOpTime> TakeProfile() { return executor_.TakeProfile(); }
 
  private:
   void Free(void* data, size_t bytes) override { munmap(data, MappedBytes(bytes)); }
@@ -98,6 +99,10 @@ absl::StatusOr<std::unique_ptr<Mailbox>> CpuDevice::NewMailbox(int entries, size
 }
 
 }  // namespace
+
+std::vector<CpuOpTime> TakeCpuProfile(Device& device) {
+  return static_cast<CpuDevice&>(device).TakeProfile();
+}
 
 absl::StatusOr<std::unique_ptr<Device>> MakeCpuDevice(const CpuDeviceOptions& options) {
   if (options.threads < 0 || options.threads > kTeamThreadsMax) {

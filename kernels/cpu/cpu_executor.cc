@@ -1,6 +1,7 @@
 #include "kernels/cpu/cpu_executor.h"
 
 #include <omp.h>
+#include <time.h>
 
 #include <algorithm>
 #include <utility>
@@ -60,7 +61,7 @@ bool CpuExecutor::RunOne(ThreadTeam& team) {
   const std::shared_ptr<CpuStreamQueue> keep = queues_[chosen_index];
   const uint64_t head = chosen->head.load(std::memory_order_relaxed);
   CpuOp& op = chosen->ops[head % kStreamOpsMax];
-  op.Run(team);
+  RunOp(op, team);
   op.Destroy();
   chosen->head.store(head + 1, std::memory_order_release);
   chosen->head.notify_one();
@@ -68,6 +69,38 @@ bool CpuExecutor::RunOne(ThreadTeam& team) {
     queues_.erase(queues_.begin() + static_cast<ptrdiff_t>(chosen_index));
   }
   return true;
+}
+
+void CpuExecutor::RunOp(CpuOp& op, ThreadTeam& team) {
+  if (options_.profile == CpuProfile::kOff) {
+    op.Run(team);
+    return;
+  }
+  const clockid_t clock =
+      options_.profile == CpuProfile::kWall ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID;
+  timespec before, after;
+  clock_gettime(clock, &before);
+  op.Run(team);
+  clock_gettime(clock, &after);
+  const int64_t ns = (after.tv_sec - before.tv_sec) * 1'000'000'000 + after.tv_nsec - before.tv_nsec;
+  for (OpTime& entry : profile_) {
+    if (entry.name != op.name()) continue;
+    ++entry.calls;
+    entry.ns += ns;
+    return;
+  }
+  profile_.push_back({op.name(), 1, ns});
+}
+
+std::vector<CpuOpTime> CpuExecutor::TakeProfile() {
+  std::vector<CpuOpTime> times;
+  for (const OpTime& entry : profile_) {
+    times.push_back({entry.name, entry.calls, absl::Nanoseconds(entry.ns)});
+  }
+  profile_.clear();
+  std::sort(times.begin(), times.end(),
+            [](const CpuOpTime& a, const CpuOpTime& b) { return a.time > b.time; });
+  return times;
 }
 
 void CpuExecutor::Main() {

@@ -25,6 +25,8 @@ class CpuExecutor {
   // An operation was published.
   void Wake();
   [[nodiscard]] int threads() const { return threads_; }
+  // All streams are drained.
+  [[nodiscard]] std::vector<CpuOpTime> TakeProfile();
   [[nodiscard]] bool OnExecutorThread() const {
     return std::this_thread::get_id() == thread_.get_id();
   }
@@ -34,6 +36,7 @@ class CpuExecutor {
   // Runs one operation of the first stream that has one ready; false when none has.
   bool RunOne(ThreadTeam& team);
   void AdoptRegistered();
+  void RunOp(CpuOp& op, ThreadTeam& team);
 
   const int threads_;
   const CpuDeviceOptions options_;
@@ -45,6 +48,12 @@ class CpuExecutor {
   // Executor thread only; by falling priority.
   std::vector<std::shared_ptr<CpuStreamQueue>> queues_;
   size_t next_ = 0;
+  struct OpTime {
+    const char* name;
+    uint64_t calls;
+    int64_t ns;
+  };
+  std::vector<OpTime> profile_;
   std::thread thread_;
 };
 

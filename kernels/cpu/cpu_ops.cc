@@ -75,34 +75,34 @@ class CpuOps final : public Ops {
   }
 
   void Embed(Stream& stream, const EmbedArgs& args) override {
-    Cpu(stream).EnqueueKernel(&CpuEmbed, args);
+    Cpu(stream).EnqueueKernel("embed", &CpuEmbed, args);
   }
   void RmsNorm(Stream& stream, const RmsNormArgs& args) override {
-    Cpu(stream).EnqueueKernel(&CpuRmsNorm, args);
+    Cpu(stream).EnqueueKernel("norm", &CpuRmsNorm, args);
   }
   void Matmul(Stream& stream, const MatmulArgs& args) override;
   void Rope(Stream& stream, const RopeArgs& args) override {
     KVT_CHECK(args.head_dim % 2 == 0, "head_dim=", args.head_dim);
-    Cpu(stream).EnqueueKernel(&CpuRope, args);
+    Cpu(stream).EnqueueKernel("rope", &CpuRope, args);
   }
   void WriteKv(Stream& stream, const WriteKvArgs& args, KvWriteStats* stats) override {
-    Cpu(stream).EnqueueKernel(&WriteKvKernel, WriteKvCall{args, stats});
+    Cpu(stream).EnqueueKernel("write_kv", &WriteKvKernel, WriteKvCall{args, stats});
   }
   void PagedAttention(Stream& stream, const PagedAttentionArgs& args, void* workspace,
                       size_t workspace_bytes) override {
     const AttentionCall call{args, {static_cast<uint8_t*>(workspace), workspace_bytes}};
-    Cpu(stream).EnqueueKernel(&AttentionKernel, call);
+    Cpu(stream).EnqueueKernel("attention", &AttentionKernel, call);
   }
   void Sample(Stream& stream, const SampleArgs& args) override {
-    Cpu(stream).EnqueueKernel(&CpuSample, args);
+    Cpu(stream).EnqueueKernel("sample", &CpuSample, args);
   }
   void GatherSlots(Stream& stream, const GatherSlotsArgs& args) override {
-    Cpu(stream).EnqueueKernel(+[](const GatherSlotsArgs& a, TeamMember& member) {
+    Cpu(stream).EnqueueKernel("gather", +[](const GatherSlotsArgs& a, TeamMember& member) {
       CpuGatherSlots(a, member.index(), member.count());
     }, args);
   }
   void ScatterSlots(Stream& stream, const ScatterSlotsArgs& args) override {
-    Cpu(stream).EnqueueKernel(+[](const ScatterSlotsArgs& a, TeamMember& member) {
+    Cpu(stream).EnqueueKernel("scatter", +[](const ScatterSlotsArgs& a, TeamMember& member) {
       CpuScatterSlots(a, member.index(), member.count());
     }, args);
   }
@@ -142,7 +142,7 @@ void CpuOps::Matmul(Stream& stream, const MatmulArgs& args) {
   KVT_CHECK(args.rows > 0 && args.workspace != nullptr, "rows=", args.rows);
   KVT_CHECK((args.epilogue == MatmulEpilogue::kSwiGlu) ==
             (matrix.epilogue_kind() == MatmulEpilogue::kSwiGlu));
-  Cpu(stream).EnqueueKernel(+[](const MatmulArgs& a, TeamMember& member) {
+  Cpu(stream).EnqueueKernel(args.name, +[](const MatmulArgs& a, TeamMember& member) {
     static_cast<const CpuMatrix*>(a.weights)->Multiply(a, member);
   }, args);
 }

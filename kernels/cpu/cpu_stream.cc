@@ -51,7 +51,7 @@ CpuStream::CpuStream(Device& device, CpuExecutor& executor, StreamPriority prior
 CpuStream::~CpuStream() {
   KVT_CHECK(!executor_.OnExecutorThread(), "a stream was destroyed in a device callback");
   CpuStreamQueue* queue = queue_.get();
-  Enqueue([queue](ThreadTeam&) { queue->closed.store(true, std::memory_order_release); });
+  Enqueue("close", [queue](ThreadTeam&) { queue->closed.store(true, std::memory_order_release); });
   const uint64_t last = queue_->tail.load(std::memory_order_relaxed);
   for (uint64_t head; (head = queue_->head.load(std::memory_order_acquire)) != last;) {
     queue_->head.wait(head, std::memory_order_acquire);
@@ -76,9 +76,9 @@ void CpuStream::Publish() {
 void CpuStream::CopyOnDevice(void* dst, const void* src, size_t bytes) {
   const CopyArgs args{dst, src, bytes};
   if (bytes >= kTeamCopyBytesMin) {
-    EnqueueKernel(&CopyKernel, args);
+    EnqueueKernel("copy", &CopyKernel, args);
   } else {
-    Enqueue([args](ThreadTeam&) { std::memcpy(args.dst, args.src, args.bytes); });
+    Enqueue("copy", [args](ThreadTeam&) { std::memcpy(args.dst, args.src, args.bytes); });
   }
 }
 
@@ -105,7 +105,7 @@ void CpuStream::WriteToDevice(void* dst, const void* host, size_t bytes) {
   uint8_t* piece = queue->inline_bytes.get() + begin % kStreamInlineBytesMax;
   std::memcpy(piece, host, bytes);
   queue->inline_tail = end;
-  Enqueue([queue, piece, dst, bytes, end](ThreadTeam&) {
+  Enqueue("write", [queue, piece, dst, bytes, end](ThreadTeam&) {
     std::memcpy(dst, piece, bytes);
     queue->inline_head.store(end, std::memory_order_release);
     queue->inline_head.notify_one();
@@ -115,27 +115,27 @@ void CpuStream::WriteToDevice(void* dst, const void* host, size_t bytes) {
 void CpuStream::Record(Event& event) {
   std::shared_ptr<CpuEventState> state = static_cast<CpuEvent&>(event).state();
   const uint64_t record = state->recorded.fetch_add(1) + 1;
-  Enqueue([state = std::move(state), record](ThreadTeam&) { state->Signal(record); });
+  Enqueue("record", [state = std::move(state), record](ThreadTeam&) { state->Signal(record); });
 }
 
 void CpuStream::Wait(const Event& event) {
   std::shared_ptr<CpuEventState> state = static_cast<const CpuEvent&>(event).state();
   const uint64_t record = state->recorded.load();
   CpuStreamQueue* queue = queue_.get();
-  Enqueue([queue, state = std::move(state), record](ThreadTeam&) {
+  Enqueue("wait", [queue, state = std::move(state), record](ThreadTeam&) {
     queue->blocked_on = state;
     queue->blocked_record = record;
   });
 }
 
 void CpuStream::Callback(std::function<void()> callback) {
-  Enqueue([callback = std::move(callback)](ThreadTeam&) { callback(); });
+  Enqueue("callback", [callback = std::move(callback)](ThreadTeam&) { callback(); });
 }
 
 void CpuStream::Post(Mailbox& mailbox, int entry, uint64_t tag) {
   KVT_CHECK(tag != 0 && entry >= 0 && entry < mailbox.entries(), "entry=", entry);
   std::shared_ptr<CpuMailboxState> state = static_cast<CpuMailbox&>(mailbox).state();
-  Enqueue([state = std::move(state), entry, tag](ThreadTeam&) { state->Publish(entry, tag); });
+  Enqueue("post", [state = std::move(state), entry, tag](ThreadTeam&) { state->Publish(entry, tag); });
 }
 
 }  // namespace kvt

@@ -43,10 +43,14 @@ class CpuOp {
   }
   void Run(ThreadTeam& team) { run_(storage_.data(), team); }
   void Destroy() { destroy_(storage_.data()); }
+  // Kind of operation, for profiles; a string literal.
+  void set_name(const char* name) { name_ = name; }
+  [[nodiscard]] const char* name() const { return name_; }
 
  private:
   void (*run_)(void*, ThreadTeam&) = nullptr;
   void (*destroy_)(void*) = nullptr;
+  const char* name_ = "";
   alignas(16) std::array<std::byte, kBytesMax> storage_;
 };
 
@@ -102,22 +106,25 @@ class CpuStream final : public Stream {
   void Callback(std::function<void()> callback) override;
   void Post(Mailbox& mailbox, int entry, uint64_t tag) override;
 
-  // Enqueues `function(ThreadTeam&)`, run by the executor thread.
+  // Enqueues `function(ThreadTeam&)`, run by the executor thread. `name` is a literal.
   template <typename F>
-  void Enqueue(F&& function) {
-    Reserve().Set(std::forward<F>(function));
+  void Enqueue(const char* name, F&& function) {
+    CpuOp& op = Reserve();
+    op.set_name(name);
+    op.Set(std::forward<F>(function));
     Publish();
   }
 
   // Enqueues a kernel: `kernel(args, member)` on every member of the team.
   template <typename Args>
-  void EnqueueKernel(void (*kernel)(const Args&, TeamMember&), const Args& args) {
+  void EnqueueKernel(const char* name, void (*kernel)(const Args&, TeamMember&),
+                     const Args& args) {
     static_assert(std::is_trivially_copyable_v<Args>);
     struct Call {
       void (*kernel)(const Args&, TeamMember&);
       Args args;
     };
-    Enqueue([call = Call{kernel, args}](ThreadTeam& team) {
+    Enqueue(name, [call = Call{kernel, args}](ThreadTeam& team) {
       team.Run(
           [](const void* context, TeamMember& member) {
             const Call& c = *static_cast<const Call*>(context);

@@ -92,7 +92,7 @@ class LlamaTransformer final : public Transformer {
   int QkvWidth() const { return (config_.heads + 2 * config_.kv_heads) * config_.head_dim; }
   int QueryWidth() const { return config_.heads * config_.head_dim; }
   void Norm(Stream& stream, StepBuffers& s, const float* weight) const;
-  void Multiply(Stream& stream, StepBuffers& s, const PackedMatrix& weights,
+  void Multiply(Stream& stream, StepBuffers& s, const char* name, const PackedMatrix& weights,
                 MatmulEpilogue epilogue, const void* a, int rows, void* out) const;
 
   const ModelConfig config_;
@@ -250,16 +250,17 @@ void LlamaTransformer::Norm(Stream& stream, StepBuffers& s, const float* weight)
   ops_.RmsNorm(stream, norm);
 }
 
-void LlamaTransformer::Multiply(Stream& stream, StepBuffers& s, const PackedMatrix& weights,
-                                MatmulEpilogue epilogue, const void* a, int rows, void* out) const {
-  ops_.Matmul(stream, {&weights, epilogue, a, rows, out, s.workspace()});
+void LlamaTransformer::Multiply(Stream& stream, StepBuffers& s, const char* name,
+                                const PackedMatrix& weights, MatmulEpilogue epilogue, const void* a,
+                                int rows, void* out) const {
+  ops_.Matmul(stream, {name, &weights, epilogue, a, rows, out, s.workspace()});
 }
 
 void LlamaTransformer::ProjectQkv(Stream& stream, StepState& state, int layer) const {
   StepBuffers& s = static_cast<StepBuffers&>(state);
   const Layer& l = layers_[static_cast<size_t>(layer)];
   Norm(stream, s, l.attention_norm);
-  Multiply(stream, s, *l.qkv, MatmulEpilogue::kStore, s.normed(), s.rows(), s.qkv());
+  Multiply(stream, s, "qkv", *l.qkv, MatmulEpilogue::kStore, s.normed(), s.rows(), s.qkv());
   RopeArgs rope;
   rope.qk = s.qkv();
   rope.stride = QkvWidth();
@@ -299,10 +300,10 @@ void LlamaTransformer::Attend(Stream& stream, StepState& state, int layer) const
 void LlamaTransformer::FinishLayer(Stream& stream, StepState& state, int layer) const {
   StepBuffers& s = static_cast<StepBuffers&>(state);
   const Layer& l = layers_[static_cast<size_t>(layer)];
-  Multiply(stream, s, *l.output, MatmulEpilogue::kAdd, s.attended(), s.rows(), s.residual());
+  Multiply(stream, s, "output", *l.output, MatmulEpilogue::kAdd, s.attended(), s.rows(), s.residual());
   Norm(stream, s, l.ffn_norm);
-  Multiply(stream, s, *l.gate_up, MatmulEpilogue::kSwiGlu, s.normed(), s.rows(), s.gated());
-  Multiply(stream, s, *l.down, MatmulEpilogue::kAdd, s.gated(), s.rows(), s.residual());
+  Multiply(stream, s, "gate_up", *l.gate_up, MatmulEpilogue::kSwiGlu, s.normed(), s.rows(), s.gated());
+  Multiply(stream, s, "down", *l.down, MatmulEpilogue::kAdd, s.gated(), s.rows(), s.residual());
 }
 
 void LlamaTransformer::Logits(Stream& stream, StepState& state) const {
@@ -319,7 +320,7 @@ void LlamaTransformer::Logits(Stream& stream, StepState& state) const {
   norm.out = s.normed();
   norm.out_type = compute_;
   ops_.RmsNorm(stream, norm);
-  Multiply(stream, s, *head_, MatmulEpilogue::kStore, s.normed(), s.logits_rows(), s.logits());
+  Multiply(stream, s, "head", *head_, MatmulEpilogue::kStore, s.normed(), s.logits_rows(), s.logits());
 }
 
 void LlamaTransformer::Sample(Stream& stream, StepState& state,
