@@ -345,5 +345,6 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"wall", "thread"}));
   app.add_flag("--only-profile", flags.only_profile);
   CLI11_PARSE(app, argc, argv);
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   return kvt::Run(flags);
 }
