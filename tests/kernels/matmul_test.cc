@@ -239,21 +239,22 @@ TEST(FmaMatrix, InstructionSets_GiveTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Paths, Matmul,
-    ::testing::Values(Case{Path::kFmaAvx2, ComputeType::kF32, 2},
-                      Case{Path::kFmaAvx2, ComputeType::kBf16, 1},
-                      Case{Path::kFmaAvx512, ComputeType::kF32, 3},
-                      Case{Path::kFmaAvx512, ComputeType::kBf16, 2},
-                      Case{Path::kOneDnn, ComputeType::kF32, 2},
-                      Case{Path::kOneDnn, ComputeType::kF32, 3},
-                      Case{Path::kOneDnn, ComputeType::kBf16, 2}),
-    [](const ::testing::TestParamInfo<Case>& info) {
-      const char* paths[] = {"FmaAvx2", "FmaAvx512", "OneDnn"};
-      return std::string(paths[static_cast<int>(info.param.path)]) +
-             (info.param.compute == ComputeType::kF32 ? "F32" : "Bf16") + "Threads" +
-             std::to_string(info.param.threads);
-    });
+std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
+  constexpr const char* kPaths[] = {"FmaAvx2", "FmaAvx512", "OneDnn"};
+  return std::string(kPaths[static_cast<int>(info.param.path)]) +
+         (info.param.compute == ComputeType::kF32 ? "F32" : "Bf16") + "Threads" +
+         std::to_string(info.param.threads);
+}
+
+INSTANTIATE_TEST_SUITE_P(Paths, Matmul,
+                         ::testing::Values(Case{Path::kFmaAvx2, ComputeType::kF32, 2},
+                                           Case{Path::kFmaAvx2, ComputeType::kBf16, 1},
+                                           Case{Path::kFmaAvx512, ComputeType::kF32, 3},
+                                           Case{Path::kFmaAvx512, ComputeType::kBf16, 2},
+                                           Case{Path::kOneDnn, ComputeType::kF32, 2},
+                                           Case{Path::kOneDnn, ComputeType::kF32, 3},
+                                           Case{Path::kOneDnn, ComputeType::kBf16, 2}),
+                         &CaseName);
 
 }  // namespace
 }  // namespace kvt
