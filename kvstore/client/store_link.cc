@@ -59,6 +59,7 @@ void StoreLink::SetStore(const StoreRef& store) {
 
 void StoreLink::SetWanted(bool wanted) {
   MutexLock lock(mu_);
+  if (wanted_ && !wanted) unwanted_since_ = clock_.Now();
   wanted_ = wanted;
 }
 
@@ -78,7 +79,7 @@ absl::Time StoreLink::Tick(absl::Time now) {
   if (idle && state_ == State::kDown && needed && now >= connect_at_) {
     state_ = State::kConnecting;
     StartJob(&StoreLink::ConnectJob);
-  } else if (idle && has_session_ && !needed) {
+  } else if (idle && has_session_ && !needed && now >= unwanted_since_ + session_.lease) {
     StartJob(&StoreLink::DisconnectJob);
   } else if (idle && has_session_ && state_ == State::kUp && now >= renew_at_) {
     StartJob(&StoreLink::RenewJob);
@@ -151,7 +152,8 @@ void StoreLink::Submit(LinkBurst burst) {
   uint64_t serial = 0;
   {
     MutexLock lock(mu_);
-    const bool usable = !closing_ && channel_ != nullptr && burst.incarnation == incarnation_;
+    const bool usable = !closing_ && channel_ != nullptr && burst.incarnation == incarnation_ &&
+                        clock_.Now() <= lease_end_;
     if (usable && in_flight_ >= kLinkBurstsMax && pending_.size() < kLinkPendingMax) {
       pending_.push_back(std::move(burst));
       return;

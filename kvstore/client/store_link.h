@@ -75,7 +75,8 @@ class StoreLink {
   // The store as the newest view names it. A new boot epoch ends the session, a new address the
   // stub too.
   void SetStore(const StoreRef& store);
-  // False: no view names it; it is closed once no ticket lives there.
+  // False: the view does not name it. Its session ends when that has lasted for a lease (a restarted
+  // coordinator learns of the stores one by one) and no ticket lives there.
   void SetWanted(bool wanted);
 
   // Starts what is due; returns when to call again at the latest.
@@ -95,7 +96,8 @@ class StoreLink {
   bool Forget(TicketRef ticket);
 
   // Hands the burst to the channel, at once or when earlier ones have ended; `fail` is called
-  // instead, perhaps before this returns, when there is no channel of that incarnation.
+  // instead, perhaps before this returns, when there is no channel of that incarnation or the lease
+  // is over.
   void Submit(LinkBurst burst);
   // To be called at the end of every accepted burst, on whatever thread: lets waiting ones go.
   void BurstEnded();
@@ -149,6 +151,7 @@ class StoreLink {
   CondVar changed_;
   StoreRef store_ ABSL_GUARDED_BY(mu_);
   bool wanted_ ABSL_GUARDED_BY(mu_) = true;
+  absl::Time unwanted_since_ ABSL_GUARDED_BY(mu_);
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
   State state_ ABSL_GUARDED_BY(mu_) = State::kDown;
   int jobs_ ABSL_GUARDED_BY(mu_) = 0;  // on the call pool, of this link

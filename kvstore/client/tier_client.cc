@@ -63,6 +63,8 @@ class TierClient::Impl {
       MutexLock lock(mu_);
       if (view.version < version_) return;
       version_ = view.version;
+      // A coordinator that has just restarted knows no store yet.
+      if (view.stores.empty()) return;
       if (!SamePlacement(view.stores, current_)) previous_ = std::move(current_);
       current_ = view.stores;
     }

@@ -247,7 +247,9 @@ TEST_P(TierFailureTest, Sessions_OutliveTheirLeaseByRenewalAndPinsOfLiveTicketsS
 }
 
 TEST_P(TierFailureTest, StoreThatLeftTheView_IsKeptWhileTicketsLiveThereThenLetGo) {
-  StartStores(2);
+  TestStoreOptions short_lease;
+  short_lease.lease = absl::Seconds(1);
+  StartStores(2, short_lease);
   auto worker = StartConnected("decode-0", FastOptions());
   const HeldTicket ticket = NewTicket(View());
   const SequenceBlocks sequence = Sequence(kLongBlocks);
