@@ -75,6 +75,7 @@ absl::Status BlockIndex::Renew(absl::Time now, SessionId id, absl::Span<const Li
     const auto it = listed.find(ticket);
     if (it == listed.end() || it->second < tickets_.Find(ticket)->epoch) gone.push_back(ticket);
   }
+  std::sort(gone.begin(), gone.end());  // the same in every run
   for (const TicketId ticket : gone) LetGo(id, ticket);
   return absl::OkStatus();
 }
@@ -300,7 +301,11 @@ absl::Status BlockIndex::Release(absl::Time now, SessionId id, LiveTicket ticket
 }
 
 void BlockIndex::DropHolder(TicketEntry& ticket, Holder& holder) {
-  for (const auto& [key, number] : holder.reservations) Discard(number);
+  std::vector<uint32_t> unsealed;
+  unsealed.reserve(holder.reservations.size());
+  for (const auto& [key, number] : holder.reservations) unsealed.push_back(number);
+  std::sort(unsealed.begin(), unsealed.end());  // the same in every run
+  for (const uint32_t number : unsealed) Discard(number);
   holder.reservations.clear();
   // Latest pinned first: of one sequence the deepest blocks, so that a prefix is evicted from its
   // end.
@@ -343,7 +348,8 @@ void BlockIndex::LetGo(SessionId session, TicketId id) {
 
 void BlockIndex::EndSession(SessionId id) {
   Session* const session = sessions_.Find(id);
-  const std::vector<TicketId> held(session->tickets.begin(), session->tickets.end());
+  std::vector<TicketId> held(session->tickets.begin(), session->tickets.end());
+  std::sort(held.begin(), held.end());  // the same in every run
   for (const TicketId ticket : held) LetGo(id, ticket);
   sessions_.Close(id);
 }

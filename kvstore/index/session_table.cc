@@ -67,6 +67,7 @@ std::vector<SessionId> SessionTable::NoteTime(absl::Time now) {
       next_end_ = std::min(next_end_, session.lease_end);
     }
   }
+  std::sort(ended.begin(), ended.end());  // the same in every run
   return ended;
 }
 

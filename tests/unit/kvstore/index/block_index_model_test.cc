@@ -265,6 +265,10 @@ class ModelTest : public testing::TestWithParam<uint64_t> {
       case IndexSealOutcome::kLost:
         FAIL() << "a reservation was lost";
       case IndexSealOutcome::kSealed:
+        // A block without RESIDUAL that bears the key stays for those who pin it, and is not found.
+        for (const auto& [other, other_key] : sealed_) {
+          if (other_key == key) superseded_.insert(other);
+        }
         sealed_[handle] = key;
         pins_[holder].insert(handle);
         ++seals_;
@@ -342,10 +346,11 @@ class ModelTest : public testing::TestWithParam<uint64_t> {
     }
     return false;
   }
+  // A block that lookups must find.
   bool IsPinnedByAnyone(const BlockKey& key) const {
     for (const auto& [holder, handles] : pins_) {
       for (const uint64_t handle : handles) {
-        if (sealed_.at(handle) == key) return true;
+        if (sealed_.at(handle) == key && !superseded_.contains(handle)) return true;
       }
     }
     return false;
@@ -419,6 +424,7 @@ class ModelTest : public testing::TestWithParam<uint64_t> {
   std::map<uint64_t, BlockKey> reserved_keys_;
   std::map<uint64_t, BlockKey> sealed_;  // ever
   std::set<uint64_t> dropped_;           // handles without RESIDUAL
+  std::set<uint64_t> superseded_;        // of those, handles that another sealed block replaced
   std::vector<Write> writes_;
   std::vector<Read> reads_;
   uint64_t refused_ = 0, seals_ = 0, winners_ = 0;
