@@ -29,6 +29,7 @@ namespace kvt {
 namespace {
 
 constexpr absl::Duration kTickInterval = absl::Milliseconds(200);
+constexpr uint64_t kTicksPerObservation = 5;
 constexpr absl::Duration kStopGrace = absl::Seconds(1);
 
 absl::StatusOr<std::unique_ptr<TicketSigner>> MakeSigner(const std::string& path) {
@@ -85,13 +86,14 @@ absl::Status Run(const CoordinatorOptions& options, const sigset_t& stop_signals
   }
   KVT_LOG(kInfo, "listening on ", address);
   const timespec tick = absl::ToTimespec(kTickInterval);
-  while (true) {
+  for (uint64_t ticks = 0;; ++ticks) {
     const int signal = sigtimedwait(&stop_signals, nullptr, &tick);
     if (signal > 0) {
       KVT_LOG(kInfo, "stopping: ", strsignal(signal));
       break;
     }
     service.Tick();
+    if (ticks % kTicksPerObservation != 0) continue;
     if (const auto status = service.Status(); status.ok()) metrics.Observe(*status);
   }
   service.StopAdmitting();

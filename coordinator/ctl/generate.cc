@@ -268,6 +268,7 @@ int RunGenerate(const Cli& cli, const GenerateOptions& options) {
   const bool cancelled = session.IsCancelled();
   if (cancelled) cancelled_at = interrupts.CancelledAt();
   interrupts.Watch(nullptr);
+  if (!status.ok() && !cancelled && !session.IsAdmitted()) return Fail(cli, status);
   if (cli.json) {
     GenerateReport report{.result = &result,
                           .model = job->request.model,
@@ -291,9 +292,7 @@ int RunGenerate(const Cli& cli, const GenerateOptions& options) {
     }
   }
   if (cancelled) return kExitInterrupted;
-  if (status.ok()) return kExitOk;
-  // Once admitted, the request failed; the cluster itself is there.
-  return session.IsAdmitted() ? kExitFailed : ExitCode(status);
+  return status.ok() ? kExitOk : kExitFailed;
 }
 
 }  // namespace kvt::ctl

@@ -156,7 +156,8 @@ absl::Status GenerateSession::Decode(const TokenConsumer& consumer, GenerateResu
       if (event.finish != FinishReason::kRunning) {
         result->finish = event.finish;
         result->decode = event.figures;
-        if (event.prefill.prompt_tokens > 0) result->prefill = event.prefill;
+        // What prefill itself told after the hand-over is complete; this is what it knew before.
+        if (result->prefill.prompt_tokens == 0) result->prefill = event.prefill;
       }
       return true;
     });
