@@ -33,7 +33,8 @@ namespace kvt::ctl {
 namespace {
 
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
-constexpr absl::Duration kRollbackGrace = absl::Seconds(5);
+// A daemon that is still loading its model takes no signal, and holds nothing yet.
+constexpr absl::Duration kRollbackGrace = absl::Seconds(1);
 constexpr int kLogLines = 12;
 
 std::string BinaryOf(const std::string& kind) {
