@@ -203,6 +203,28 @@ TEST_P(PagedAttention, BaseBlocks_ReadAsMidpoints) {
   ExpectNearReference(geometry, 4, 700, SomeBase);
 }
 
+// Every group size that one row keeps in registers, and some that it does not, against a chunk.
+TEST_P(PagedAttention, OneRow_EveryGroupAndHeadDim_EqualsTheChunk) {
+  for (const int head_dim : {32, 64, 96, 128, 256}) {
+    for (const int group : {1, 2, 3, 4, 5, 6, 7, 16}) {
+      const Geometry geometry = {.layers = 1, .kv_heads = 2, .head_dim = head_dim};
+      SlotPool pool(geometry, 64, kSeed);
+      const Sequence sequence(geometry, 2 * group, 157, kSeed);
+      const auto table = StoreSequence(pool, sequence.values, 157, SomeBase);
+      const auto chunk =
+          Step(pool, compute(), 2 * group, {{&sequence, table.data(), 0, 157}}, 2)[0];
+      const size_t row_bytes = chunk.size() / 157;
+      for (const int position : {0, 15, 16, 63, 127, 128, 156}) {
+        const auto row =
+            Step(pool, compute(), 2 * group, {{&sequence, table.data(), position, 1}}, 2)[0];
+        ASSERT_TRUE(std::equal(row.begin(), row.end(),
+                               chunk.begin() + static_cast<ptrdiff_t>(row_bytes) * position))
+            << geometry.ToString() << " group " << group << " position " << position;
+      }
+    }
+  }
+}
+
 // The contract (DESIGN 2): every way to compute a row gives the same bits as one row on one thread.
 class PagedAttentionIdentity : public PagedAttention {
  protected:
@@ -307,6 +329,12 @@ TEST_P(PagedAttentionIdentity, LaterTokensNanOrAbsent_DoNotEnter) {
   const auto table = StoreSequence(fresh, sequence_.values, 100, SomeBase);
   ExpectRows(Step(fresh, compute(), kQueryHeads, {{&sequence_, table.data(), 0, 100}}, 2)[0], 0,
              "NaN beyond the last row");
+  for (const int end : {1, 81, 82, 96, 97, 113}) {  // TARGET and BASE blocks, odd and even tails
+    SlotPool pool(geometry_, 400, kSeed + 8);
+    const auto tail = StoreSequence(pool, sequence_.values, end, SomeBase);
+    ExpectRows(Step(pool, compute(), kQueryHeads, {{&sequence_, tail.data(), end - 1, 1}}, 2)[0],
+               end - 1, "decode row, NaN beyond it");
+  }
 
   Sequence poisoned = sequence_;
   for (int head = 0; head < 3; ++head) {
