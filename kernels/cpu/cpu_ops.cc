@@ -1,6 +1,7 @@
 #include "kernels/cpu/cpu_ops.h"
 
 #include <atomic>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -36,11 +37,24 @@ struct AttentionCall {
   Workspace workspace;
 };
 
-void AttentionKernel(const AttentionCall& call, TeamMember& member) {
-  CpuPagedAttention(call.args, call.workspace, member.index(), member.count());
-  member.Barrier();
-  CpuPagedAttentionCombine(call.args, call.workspace, member.index(), member.count());
+// Both phases; the second joins what the first left in the workspace.
+void RunAttention(const AttentionCall& call, ThreadTeam& team) {
+  team.Run(
+      [](const void* context, TeamMember& member) {
+        const AttentionCall& c = *static_cast<const AttentionCall*>(context);
+        CpuPagedAttention(c.args, c.workspace, member.index(), member.count());
+      },
+      &call);
+  team.Run(
+      [](const void* context, TeamMember& member) {
+        const AttentionCall& c = *static_cast<const AttentionCall*>(context);
+        CpuPagedAttentionCombine(c.args, c.workspace, member.index(), member.count());
+      },
+      &call);
 }
+
+// Below this many values an operation is over before a second member has seen it.
+constexpr int64_t kTeamValuesMin = 8192;
 
 class CpuOps final : public Ops {
  public:
@@ -75,23 +89,27 @@ class CpuOps final : public Ops {
   }
 
   void Embed(Stream& stream, const EmbedArgs& args) override {
-    Cpu(stream).EnqueueKernel("embed", &CpuEmbed, args);
+    EnqueueSized(stream, "embed", &CpuEmbed, args, int64_t{args.rows} * args.width);
   }
   void RmsNorm(Stream& stream, const RmsNormArgs& args) override {
-    Cpu(stream).EnqueueKernel("norm", &CpuRmsNorm, args);
+    EnqueueSized(stream, "norm", &CpuRmsNorm, args, int64_t{args.rows} * args.width);
   }
   void Matmul(Stream& stream, const MatmulArgs& args) override;
   void Rope(Stream& stream, const RopeArgs& args) override {
     KVT_CHECK(args.head_dim % 2 == 0, "head_dim=", args.head_dim);
-    Cpu(stream).EnqueueKernel("rope", &CpuRope, args);
+    EnqueueSized(stream, "rope", &CpuRope, args,
+                 int64_t{args.rows} * args.heads * args.head_dim);
   }
   void WriteKv(Stream& stream, const WriteKvArgs& args, KvWriteStats* stats) override {
-    Cpu(stream).EnqueueKernel("write_kv", &WriteKvKernel, WriteKvCall{args, stats});
+    int64_t rows = 0;
+    for (const AttentionSegment& segment : args.segments) rows += segment.rows;
+    EnqueueSized(stream, "write_kv", &WriteKvKernel, WriteKvCall{args, stats},
+                 rows * args.geometry.kv_heads * args.geometry.head_dim * 2);
   }
   void PagedAttention(Stream& stream, const PagedAttentionArgs& args, void* workspace,
                       size_t workspace_bytes) override {
     const AttentionCall call{args, {static_cast<uint8_t*>(workspace), workspace_bytes}};
-    Cpu(stream).EnqueueKernel("attention", &AttentionKernel, call);
+    Cpu(stream).Enqueue("attention", [call](ThreadTeam& team) { RunAttention(call, team); });
   }
   void Sample(Stream& stream, const SampleArgs& args) override {
     Cpu(stream).EnqueueKernel("sample", &CpuSample, args);
@@ -108,6 +126,21 @@ class CpuOps final : public Ops {
   }
 
  private:
+  // `kernel` on the whole team, or on the executor alone when there are few values to work on.
+  template <typename Args>
+  static void EnqueueSized(Stream& stream, const char* name,
+                           void (*kernel)(const Args&, TeamMember&), const Args& args,
+                           int64_t values) {
+    if (values >= kTeamValuesMin) {
+      Cpu(stream).EnqueueKernel(name, kernel, args);
+      return;
+    }
+    Cpu(stream).Enqueue(name, [kernel, args](ThreadTeam&) {
+      TeamMember all(0, 1);
+      kernel(args, all);
+    });
+  }
+
   const int threads_;
   WeightArena arena_;
   const OneDnnContextPtr onednn_;

@@ -44,26 +44,23 @@ void PinThisThread(int index) {
   }
 }
 
-int TeamMember::count() const { return team_.threads(); }
-
-void TeamMember::Barrier() { team_.Arrive(); }
-
 TeamMember::Range TeamMember::Share(int items) const {
   const int64_t n = items;
-  return {static_cast<int>(n * index_ / count()), static_cast<int>(n * (index_ + 1) / count())};
+  return {static_cast<int>(n * index_ / count_), static_cast<int>(n * (index_ + 1) / count_)};
 }
 
 ThreadTeam::ThreadTeam(int threads, bool pin, absl::Duration spin, void (*member_start)(int))
     : threads_(threads),
       pin_(pin),
       spin_ticks_(static_cast<uint64_t>(absl::ToDoubleNanoseconds(spin) * TicksPerNanosecond())),
-      member_start_(member_start) {
+      member_start_(member_start),
+      parts_(new Part[static_cast<size_t>(threads)]) {
   KVT_CHECK(threads >= 1, threads);
   for (int i = 1; i < threads; ++i) members_.emplace_back([this, i] { MemberMain(i); });
 }
 
 ThreadTeam::~ThreadTeam() {
-  stop_ = true;
+  stop_.store(true, std::memory_order_release);
   round_.Raise();
   for (std::thread& member : members_) member.join();
 }
@@ -71,33 +68,40 @@ ThreadTeam::~ThreadTeam() {
 void ThreadTeam::MemberMain(int index) {
   if (pin_) PinThisThread(index);
   if (member_start_ != nullptr) member_start_(index);
-  TeamMember member(*this, index);
-  for (uint32_t seen = 0;; ++seen) {
+  for (uint32_t seen = 0;;) {
     round_.WaitWhile(seen, spin_ticks_);
-    if (stop_) return;
-    job_(context_, member);
-    Arrive();
+    seen = round_.Value();
+    if (stop_.load(std::memory_order_acquire)) return;
+    TakeParts(index, seen);
   }
 }
 
 void ThreadTeam::Run(Job job, const void* context) {
-  job_ = job;
-  context_ = context;
-  if (threads_ > 1) round_.Raise();
-  TeamMember member(*this, 0);
-  job(context, member);
-  Arrive();
-}
-
-void ThreadTeam::Arrive() {
-  if (threads_ == 1) return;
-  const uint32_t phase = phase_.Value();
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(threads_)) {
-    arrived_.store(0, std::memory_order_relaxed);
-    phase_.Raise();
+  if (threads_ == 1) {
+    TeamMember all(0, 1);
+    job(context, all);
     return;
   }
-  phase_.WaitWhile(phase, spin_ticks_);
+  job_ = job;
+  context_ = context;
+  const uint32_t target = finished_.Value() + static_cast<uint32_t>(threads_);
+  round_.Raise();
+  TakeParts(0, round_.Value());
+  for (uint32_t value; (value = finished_.Value()) != target;) {
+    finished_.WaitWhile(value, spin_ticks_);
+  }
+}
+
+void ThreadTeam::TakeParts(int index, uint32_t round) {
+  for (int i = 0; i < threads_; ++i) {
+    const int part = index + i < threads_ ? index + i : index + i - threads_;
+    std::atomic<uint32_t>& taken = parts_[static_cast<size_t>(part)].round;
+    uint32_t before = round - 1;
+    if (!taken.compare_exchange_strong(before, round, std::memory_order_acq_rel)) continue;
+    TeamMember member(part, threads_);
+    job_(context_, member);
+    finished_.Raise();
+  }
 }
 
 }  // namespace kvt

@@ -214,8 +214,7 @@ TEST(FmaMatrix, InstructionSets_GiveTheSameBits) {
   options.threads = 1;
   const auto device = MakeCpuDevice(options).value();
   WeightArena arena(*device);
-  ThreadTeam team(1, false, absl::ZeroDuration(), nullptr);
-  TeamMember member(team, 0);
+  TeamMember member(0, 1);
   const int in = 577, inner = 97, rows = 31;
   const std::vector<float> w = RandomValues(static_cast<size_t>(2 * in * inner), 3, 0.2f);
   const std::vector<float> a = RandomValues(static_cast<size_t>(in * rows), 4, 2.0f);
