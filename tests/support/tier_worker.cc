@@ -29,6 +29,14 @@ void TestSlots::Fill(uint64_t seed) {
   }
 }
 
+void TestSlots::FillBlock(int block, uint64_t seed) {
+  const uint64_t bytes = uint64_t{geometry_.SlotBytes()} * geometry_.layers * kPlanes;
+  for (uint64_t i = 0; i < bytes; i += sizeof(uint64_t)) {
+    const uint64_t word = CounterRandom(seed, i);
+    std::memcpy(memory_.get() + block * bytes + i, &word, sizeof(word));
+  }
+}
+
 bool TestSlots::SameBlock(const TestSlots& other, int block, int other_block) const {
   const uint64_t bytes = uint64_t{geometry_.SlotBytes()} * geometry_.layers * kPlanes;
   return std::memcmp(memory_.get() + block * bytes, other.memory_.get() + other_block * bytes,

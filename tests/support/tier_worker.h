@@ -28,6 +28,8 @@ class TestSlots {
   TestSlots(const Geometry& geometry, int blocks);
   // Bytes that depend on (seed, block, plane, layer, offset).
   void Fill(uint64_t seed);
+  // One block's bytes, depending on (seed, plane, layer, offset).
+  void FillBlock(int block, uint64_t seed);
   // Addresses of a block's plane, one per layer from `layer` on.
   [[nodiscard]] std::byte* const* Addresses(int block, Plane plane, int layer = 0) const {
     return addresses_.data() + (static_cast<size_t>(block) * kPlanes + static_cast<size_t>(plane)) *
