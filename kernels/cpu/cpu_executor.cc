@@ -106,8 +106,9 @@ std::vector<CpuOpTime> CpuExecutor::TakeProfile() {
 void CpuExecutor::Main() {
   // oneDNN runs inside team members, never in a team of its own.
   omp_set_num_threads(1);
-  if (options_.pin) PinThisThread(0);
   ThreadTeam team(threads_, options_.pin, options_.spin, [](int) { omp_set_num_threads(1); });
+  // After the members were started: they inherit this thread's processors and bind themselves.
+  if (options_.pin) PinThisThread(0);
   for (;;) {
     const uint32_t seen = work_.Value();
     AdoptRegistered();
