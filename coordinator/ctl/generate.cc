@@ -148,11 +148,13 @@ class Interrupts {
     sigemptyset(&signals_);
     sigaddset(&signals_, SIGINT);
     sigaddset(&signals_, SIGTERM);
+    sigaddset(&signals_, SIGUSR1);  // ours, to end the thread
     pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
     thread_ = std::thread([this] { Wait(); });
   }
   ~Interrupts() {
     stop_ = true;
+    pthread_kill(thread_.native_handle(), SIGUSR1);
     thread_.join();
   }
   // `session` outlives this object, or Watch(nullptr) comes first.
@@ -166,9 +168,10 @@ class Interrupts {
 
  private:
   void Wait() {
-    const timespec step = absl::ToTimespec(absl::Milliseconds(50));
+    const timespec step = absl::ToTimespec(absl::Seconds(1));
     while (!stop_) {
-      if (sigtimedwait(&signals_, nullptr, &step) <= 0) continue;
+      const int signal = sigtimedwait(&signals_, nullptr, &step);
+      if (signal <= 0 || signal == SIGUSR1) continue;
       GenerateSession* session = session_.load();
       if (session == nullptr) _exit(kExitInterrupted);
       Cancel(*session);
@@ -187,7 +190,7 @@ class Interrupts {
       done_.NotifyAll();
     }
     const absl::Time deadline = RealClock::Get().Now() + kAfterCancel;
-    const timespec step = absl::ToTimespec(absl::Milliseconds(20));
+    const timespec step = absl::ToTimespec(absl::Milliseconds(500));
     while (!stop_ && RealClock::Get().Now() < deadline) {
       if (sigtimedwait(&signals_, nullptr, &step) > 0) break;  // a second Ctrl-C: at once
     }

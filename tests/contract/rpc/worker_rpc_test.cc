@@ -9,7 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/limits.h"
+#include "kernels/base/mutex.h"
 #include "kvstore/wire/wire_rpc.h"
+#include "tests/contract/rpc/freezing_relay.h"
 #include "tests/contract/rpc/recording_apis.h"
 
 namespace kvt {
@@ -223,6 +225,36 @@ TEST_F(WorkerRpc, ServerThatStopsDuringAStream_IsUnavailableNamingIt) {
   EXPECT_TRUE(ended);
   EXPECT_TRUE(absl::IsUnavailable(status) || absl::IsCancelled(status)) << status;
   EXPECT_LT(absl::Now() - began, absl::Seconds(10));
+}
+
+TEST_F(WorkerRpc, StreamToAPeerThatStops_EndsOnBothSidesWithinTenSeconds) {
+  std::atomic<bool> ended{false};
+  Mutex pause;
+  CondVar never;
+  decode_api_.on_stream = [&](const TokenSink& sink) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    bool going = sink(TokenEvent{});
+    while (going && absl::Now() < deadline) {
+      MutexLock lock(pause);
+      never.WaitFor(pause, absl::Milliseconds(10));  // an idle stream: events now and then
+      going = sink(TokenEvent{});
+    }
+    ended = !going;
+    return absl::OkStatus();
+  };
+  FreezingRelay relay(decode_server_->port());
+  const auto decode = ConnectDecode(absl::StrCat("127.0.0.1:", relay.port()), kTimeout);
+  int events = 0;
+  const absl::Time began = absl::Now();
+  const absl::Status status = decode->Attach({}, [&](const TokenEvent&) {
+    if (++events == 3) relay.Freeze();
+    return true;
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_LT(absl::Now() - began, absl::Seconds(12));
+  const absl::Time deadline = absl::Now() + absl::Seconds(10);
+  while (!ended && absl::Now() < deadline) std::this_thread::yield();
+  EXPECT_TRUE(ended);
 }
 
 TEST_F(WorkerRpc, LongestPrompt_FitsIntoAMessage) {
