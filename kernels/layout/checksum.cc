@@ -17,13 +17,15 @@ using xxh3::CopyMode;
 const bool kHasAvx512 = __builtin_cpu_supports("avx512f") != 0;
 
 // XXH3-64 of src, copied to dst on the way.
-uint64_t HashCopy(std::byte* dst, const std::byte* src, size_t size, CopyMode mode) {
+uint64_t HashCopy(std::byte* dst, const std::byte* src, size_t size, CopyMode mode,
+                  const void* ahead) {
   if (size < xxh3::kShortestBytes || size % xxh3::kStripeBytes != 0) {
     if (mode != CopyMode::kNone) std::memcpy(dst, src, size);
     return XXH3_64bits(src, size);
   }
-  return kHasAvx512 ? xxh3::HashCopyAvx512(dst, src, size, mode)
-                    : xxh3::HashCopyAvx2(dst, src, size, mode);
+  const auto* next = static_cast<const std::byte*>(ahead);
+  return kHasAvx512 ? xxh3::HashCopyAvx512(dst, src, size, mode, next)
+                    : xxh3::HashCopyAvx2(dst, src, size, mode, next);
 }
 
 void CheckCopy(const void* dst, size_t size, bool streaming) {
@@ -38,25 +40,27 @@ uint64_t ChecksumSeed(uint64_t key_hash, Plane plane, uint32_t slice_index) {
 }
 
 uint64_t SliceChecksum(const void* bytes, size_t size, uint64_t seed) {
-  return Mix64(seed ^
-               HashCopy(nullptr, static_cast<const std::byte*>(bytes), size, CopyMode::kNone));
+  return Mix64(seed ^ HashCopy(nullptr, static_cast<const std::byte*>(bytes), size, CopyMode::kNone,
+                               nullptr));
 }
 
-uint64_t CopyWithChecksum(void* dst, const void* src, size_t size, uint64_t seed, bool streaming) {
+uint64_t CopyWithChecksum(void* dst, const void* src, size_t size, uint64_t seed, bool streaming,
+                          const void* ahead) {
   CheckCopy(dst, size, streaming);
   return Mix64(seed ^ HashCopy(static_cast<std::byte*>(dst), static_cast<const std::byte*>(src),
-                               size, streaming ? CopyMode::kStreaming : CopyMode::kCached));
+                               size, streaming ? CopyMode::kStreaming : CopyMode::kCached, ahead));
 }
 
-void CopyBytes(void* dst, const void* src, size_t size, bool streaming) {
+void CopyBytes(void* dst, const void* src, size_t size, bool streaming, const void* ahead) {
   CheckCopy(dst, size, streaming);
   const CopyMode mode = streaming ? CopyMode::kStreaming : CopyMode::kCached;
   auto* to = static_cast<std::byte*>(dst);
   const auto* from = static_cast<const std::byte*>(src);
+  const auto* next = static_cast<const std::byte*>(ahead);
   if (kHasAvx512) {
-    xxh3::CopyAvx512(to, from, size, mode);
+    xxh3::CopyAvx512(to, from, size, mode, next);
   } else {
-    xxh3::CopyAvx2(to, from, size, mode);
+    xxh3::CopyAvx2(to, from, size, mode, next);
   }
 }
 

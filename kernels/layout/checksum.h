@@ -23,10 +23,13 @@ namespace kvt {
 
 // Copies `size` bytes (a multiple of 64; `dst` 64-byte aligned when `streaming`) and returns
 // the checksum of what was copied. Streaming stores need one StreamingFence() per batch.
+// `ahead`: null, or where `size` bytes begin that are copied soon: prefetched in step, which keeps
+// the memory busy across the ends of scattered pieces.
 [[nodiscard]] uint64_t CopyWithChecksum(void* dst, const void* src, size_t size, uint64_t seed,
-                                        bool streaming);
+                                        bool streaming, const void* ahead = nullptr);
 // The same copy without a checksum.
-void CopyBytes(void* dst, const void* src, size_t size, bool streaming);
+void CopyBytes(void* dst, const void* src, size_t size, bool streaming,
+               const void* ahead = nullptr);
 void StreamingFence();
 
 }  // namespace kvt

@@ -16,6 +16,10 @@ inline Stripe Load(const void* at) {
   return {_mm256_loadu_si256(p), _mm256_loadu_si256(p + 1)};
 }
 
+inline void Prefetch(const std::byte* at) {
+  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+}
+
 template <CopyMode kMode>
 inline void Store(std::byte* dst, Stripe value) {
   auto* p = reinterpret_cast<__m256i*>(dst);
@@ -48,13 +52,14 @@ inline __m256i Scramble(__m256i acc, __m256i secret) {
   return _mm256_add_epi64(low, _mm256_slli_epi64(high, 32));
 }
 
-template <CopyMode kMode>
-uint64_t HashCopy(std::byte* dst, const std::byte* src, size_t size) {
+template <CopyMode kMode, bool kPrefetch>
+uint64_t HashCopy(std::byte* dst, const std::byte* src, size_t size, const std::byte* ahead) {
   Stripe acc = Load(kInit);
   const size_t stripes = size / kStripeBytes;
   size_t at = 0;  // stripe
   while (stripes - at > kBlockStripes) {
     for (size_t i = 0; i < kBlockStripes; ++i) {
+      if constexpr (kPrefetch) Prefetch(ahead + (at + i) * kStripeBytes);
       const Stripe data = Load(src + (at + i) * kStripeBytes);
       Store<kMode>(dst + (at + i) * kStripeBytes, data);
       acc = Accumulate(acc, data, 8 * i);
@@ -64,11 +69,13 @@ uint64_t HashCopy(std::byte* dst, const std::byte* src, size_t size) {
     at += kBlockStripes;
   }
   for (size_t i = 0; at + i + 1 < stripes; ++i) {
+    if constexpr (kPrefetch) Prefetch(ahead + (at + i) * kStripeBytes);
     const Stripe data = Load(src + (at + i) * kStripeBytes);
     Store<kMode>(dst + (at + i) * kStripeBytes, data);
     acc = Accumulate(acc, data, 8 * i);
   }
   const size_t last = (stripes - 1) * kStripeBytes;
+  if constexpr (kPrefetch) Prefetch(ahead + last);
   const Stripe data = Load(src + last);
   Store<kMode>(dst + last, data);
   acc = Accumulate(acc, data, kLastStripeSecret);
@@ -78,10 +85,13 @@ uint64_t HashCopy(std::byte* dst, const std::byte* src, size_t size) {
   return Merge(lanes, size);
 }
 
-template <CopyMode kMode>
-void Copy(std::byte* dst, const std::byte* src, size_t size) {
+template <CopyMode kMode, bool kPrefetch>
+void Copy(std::byte* dst, const std::byte* src, size_t size, const std::byte* ahead) {
   size_t at = 0;
   for (; at + 128 <= size; at += 128) {
+    if constexpr (kPrefetch) {
+      for (size_t i = 0; i < 128; i += 64) Prefetch(ahead + at + i);
+    }
     const Stripe a = Load(src + at);
     const Stripe b = Load(src + at + 64);
     Store<kMode>(dst + at, a);
@@ -90,28 +100,47 @@ void Copy(std::byte* dst, const std::byte* src, size_t size) {
   for (; at < size; at += 64) Store<kMode>(dst + at, Load(src + at));
 }
 
-}  // namespace
-
-uint64_t HashCopyAvx2(std::byte* dst, const std::byte* src, size_t size, CopyMode mode) {
+template <bool kPrefetch>
+uint64_t HashCopyMode(std::byte* dst, const std::byte* src, size_t size, CopyMode mode,
+                      const std::byte* ahead) {
   switch (mode) {
     case CopyMode::kNone:
-      return HashCopy<CopyMode::kNone>(dst, src, size);
+      return HashCopy<CopyMode::kNone, kPrefetch>(dst, src, size, ahead);
     case CopyMode::kCached:
-      return HashCopy<CopyMode::kCached>(dst, src, size);
+      return HashCopy<CopyMode::kCached, kPrefetch>(dst, src, size, ahead);
     case CopyMode::kStreaming:
-      return HashCopy<CopyMode::kStreaming>(dst, src, size);
+      return HashCopy<CopyMode::kStreaming, kPrefetch>(dst, src, size, ahead);
   }
   return 0;
 }
 
-void CopyAvx2(std::byte* dst, const std::byte* src, size_t size, CopyMode mode) {
+template <bool kPrefetch>
+void CopyMany(std::byte* dst, const std::byte* src, size_t size, CopyMode mode,
+              const std::byte* ahead) {
   switch (mode) {
     case CopyMode::kNone:
       return;
     case CopyMode::kCached:
-      return Copy<CopyMode::kCached>(dst, src, size);
+      return Copy<CopyMode::kCached, kPrefetch>(dst, src, size, ahead);
     case CopyMode::kStreaming:
-      return Copy<CopyMode::kStreaming>(dst, src, size);
+      return Copy<CopyMode::kStreaming, kPrefetch>(dst, src, size, ahead);
+  }
+}
+
+}  // namespace
+
+uint64_t HashCopyAvx2(std::byte* dst, const std::byte* src, size_t size, CopyMode mode,
+                      const std::byte* ahead) {
+  return ahead != nullptr ? HashCopyMode<true>(dst, src, size, mode, ahead)
+                          : HashCopyMode<false>(dst, src, size, mode, ahead);
+}
+
+void CopyAvx2(std::byte* dst, const std::byte* src, size_t size, CopyMode mode,
+              const std::byte* ahead) {
+  if (ahead != nullptr) {
+    CopyMany<true>(dst, src, size, mode, ahead);
+  } else {
+    CopyMany<false>(dst, src, size, mode, ahead);
   }
 }
 

@@ -9,6 +9,10 @@ namespace {
 
 inline __m512i LoadSecret(size_t offset) { return _mm512_loadu_si512(kSecret + offset); }
 
+inline void Prefetch(const std::byte* at) {
+  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+}
+
 template <CopyMode kMode>
 inline void Store(std::byte* dst, __m512i value) {
   if constexpr (kMode == CopyMode::kStreaming) {
@@ -35,13 +39,14 @@ inline __m512i Scramble(__m512i acc) {
   return _mm512_add_epi64(low, _mm512_slli_epi64(high, 32));
 }
 
-template <CopyMode kMode>
-uint64_t HashCopy(std::byte* dst, const std::byte* src, size_t size) {
+template <CopyMode kMode, bool kPrefetch>
+uint64_t HashCopy(std::byte* dst, const std::byte* src, size_t size, const std::byte* ahead) {
   __m512i acc = _mm512_load_si512(kInit);
   const size_t stripes = size / kStripeBytes;
   size_t at = 0;  // stripe
   while (stripes - at > kBlockStripes) {
     for (size_t i = 0; i < kBlockStripes; ++i) {
+      if constexpr (kPrefetch) Prefetch(ahead + (at + i) * kStripeBytes);
       const __m512i data = _mm512_loadu_si512(src + (at + i) * kStripeBytes);
       Store<kMode>(dst + (at + i) * kStripeBytes, data);
       acc = Accumulate(acc, data, LoadSecret(8 * i));
@@ -50,11 +55,13 @@ uint64_t HashCopy(std::byte* dst, const std::byte* src, size_t size) {
     at += kBlockStripes;
   }
   for (size_t i = 0; at + i + 1 < stripes; ++i) {
+    if constexpr (kPrefetch) Prefetch(ahead + (at + i) * kStripeBytes);
     const __m512i data = _mm512_loadu_si512(src + (at + i) * kStripeBytes);
     Store<kMode>(dst + (at + i) * kStripeBytes, data);
     acc = Accumulate(acc, data, LoadSecret(8 * i));
   }
   const size_t last = (stripes - 1) * kStripeBytes;
+  if constexpr (kPrefetch) Prefetch(ahead + last);
   const __m512i data = _mm512_loadu_si512(src + last);
   Store<kMode>(dst + last, data);
   acc = Accumulate(acc, data, LoadSecret(kLastStripeSecret));
@@ -63,10 +70,13 @@ uint64_t HashCopy(std::byte* dst, const std::byte* src, size_t size) {
   return Merge(lanes, size);
 }
 
-template <CopyMode kMode>
-void Copy(std::byte* dst, const std::byte* src, size_t size) {
+template <CopyMode kMode, bool kPrefetch>
+void Copy(std::byte* dst, const std::byte* src, size_t size, const std::byte* ahead) {
   size_t at = 0;
   for (; at + 256 <= size; at += 256) {
+    if constexpr (kPrefetch) {
+      for (size_t i = 0; i < 256; i += 64) Prefetch(ahead + at + i);
+    }
     const __m512i a = _mm512_loadu_si512(src + at);
     const __m512i b = _mm512_loadu_si512(src + at + 64);
     const __m512i c = _mm512_loadu_si512(src + at + 128);
@@ -79,28 +89,47 @@ void Copy(std::byte* dst, const std::byte* src, size_t size) {
   for (; at < size; at += 64) Store<kMode>(dst + at, _mm512_loadu_si512(src + at));
 }
 
-}  // namespace
-
-uint64_t HashCopyAvx512(std::byte* dst, const std::byte* src, size_t size, CopyMode mode) {
+template <bool kPrefetch>
+uint64_t HashCopyMode(std::byte* dst, const std::byte* src, size_t size, CopyMode mode,
+                      const std::byte* ahead) {
   switch (mode) {
     case CopyMode::kNone:
-      return HashCopy<CopyMode::kNone>(dst, src, size);
+      return HashCopy<CopyMode::kNone, kPrefetch>(dst, src, size, ahead);
     case CopyMode::kCached:
-      return HashCopy<CopyMode::kCached>(dst, src, size);
+      return HashCopy<CopyMode::kCached, kPrefetch>(dst, src, size, ahead);
     case CopyMode::kStreaming:
-      return HashCopy<CopyMode::kStreaming>(dst, src, size);
+      return HashCopy<CopyMode::kStreaming, kPrefetch>(dst, src, size, ahead);
   }
   return 0;
 }
 
-void CopyAvx512(std::byte* dst, const std::byte* src, size_t size, CopyMode mode) {
+template <bool kPrefetch>
+void CopyMany(std::byte* dst, const std::byte* src, size_t size, CopyMode mode,
+              const std::byte* ahead) {
   switch (mode) {
     case CopyMode::kNone:
       return;
     case CopyMode::kCached:
-      return Copy<CopyMode::kCached>(dst, src, size);
+      return Copy<CopyMode::kCached, kPrefetch>(dst, src, size, ahead);
     case CopyMode::kStreaming:
-      return Copy<CopyMode::kStreaming>(dst, src, size);
+      return Copy<CopyMode::kStreaming, kPrefetch>(dst, src, size, ahead);
+  }
+}
+
+}  // namespace
+
+uint64_t HashCopyAvx512(std::byte* dst, const std::byte* src, size_t size, CopyMode mode,
+                        const std::byte* ahead) {
+  return ahead != nullptr ? HashCopyMode<true>(dst, src, size, mode, ahead)
+                          : HashCopyMode<false>(dst, src, size, mode, ahead);
+}
+
+void CopyAvx512(std::byte* dst, const std::byte* src, size_t size, CopyMode mode,
+                const std::byte* ahead) {
+  if (ahead != nullptr) {
+    CopyMany<true>(dst, src, size, mode, ahead);
+  } else {
+    CopyMany<false>(dst, src, size, mode, ahead);
   }
 }
 

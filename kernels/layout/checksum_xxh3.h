@@ -64,10 +64,15 @@ inline uint64_t Merge(const uint64_t acc[8], uint64_t length) {
 enum class CopyMode { kNone, kCached, kStreaming };
 
 // XXH3-64 of src[0, size), copied to dst on the way. size: whole stripes, >= kShortestBytes.
-// The AVX-512 ones may be called only where the processor has AVX-512F.
-uint64_t HashCopyAvx2(std::byte* dst, const std::byte* src, size_t size, CopyMode mode);
-uint64_t HashCopyAvx512(std::byte* dst, const std::byte* src, size_t size, CopyMode mode);
-void CopyAvx2(std::byte* dst, const std::byte* src, size_t size, CopyMode mode);
-void CopyAvx512(std::byte* dst, const std::byte* src, size_t size, CopyMode mode);
+// ahead: null, or `size` bytes that are prefetched in step with the copy (any address: a prefetch
+// does not fault). The AVX-512 ones may be called only where the processor has AVX-512F.
+uint64_t HashCopyAvx2(std::byte* dst, const std::byte* src, size_t size, CopyMode mode,
+                      const std::byte* ahead);
+uint64_t HashCopyAvx512(std::byte* dst, const std::byte* src, size_t size, CopyMode mode,
+                        const std::byte* ahead);
+void CopyAvx2(std::byte* dst, const std::byte* src, size_t size, CopyMode mode,
+              const std::byte* ahead);
+void CopyAvx512(std::byte* dst, const std::byte* src, size_t size, CopyMode mode,
+                const std::byte* ahead);
 
 }  // namespace kvt::xxh3

@@ -10,6 +10,11 @@ namespace {
 // What is prefetched of each page (256 to 512 B measured best: FACTS).
 constexpr uint32_t kPrefetchBytes = 512;
 constexpr uint32_t kPageBytes = 4096;
+// How far ahead of a copy with checksums a cold source is fetched: hashing fills the core's window,
+// so that it does not run ahead by itself. Measured (8, 12, 64 KiB pieces, share of the copy
+// without checksums): none 0.78, 0.87, 0.88; 4 KiB 0.87, 0.96, 1.02; without it a copy gains
+// nothing.
+constexpr uint32_t kAheadBytes = 4096;
 
 uint64_t SeedOf(uint64_t key_hash, Plane plane, uint32_t byte_in_record, uint32_t slice_bytes) {
   return ChecksumSeed(key_hash, plane, byte_in_record / slice_bytes);
@@ -18,22 +23,28 @@ uint64_t SeedOf(uint64_t key_hash, Plane plane, uint32_t byte_in_record, uint32_
 }  // namespace
 
 bool ScatterRange(const PullItem& item, uint32_t slice_bytes, uint32_t from, const std::byte* src,
-                  uint32_t size) {
+                  uint32_t size, const std::byte* next) {
   bool good = true;
-  for (uint32_t at = from; at < from + size;) {
-    const uint32_t part = at / item.part_bytes;
-    const uint32_t in_part = at % item.part_bytes;
-    std::byte* dst = item.parts[part] + in_part;
-    uint32_t run = std::min(item.part_bytes - in_part, from + size - at);
+  if (next != nullptr) PrefetchPiece(next, size);
+  const uint32_t distance = std::min(kAheadBytes, size);
+  for (uint32_t at = 0; at < size;) {
+    const uint32_t in_piece = from + at;
+    const uint32_t in_part = in_piece % item.part_bytes;
+    std::byte* dst = item.parts[in_piece / item.part_bytes] + in_part;
+    uint32_t run = std::min(item.part_bytes - in_part, size - at);
     if (item.checksums == nullptr) {
-      CopyBytes(dst, src + (at - from), run, /*streaming=*/true);
+      CopyBytes(dst, src + at, run, /*streaming=*/true);
     } else {
       run = slice_bytes;
-      const uint64_t sum =
-          CopyWithChecksum(dst, src + (at - from), run,
-                           SeedOf(item.key_hash, item.plane, item.piece.offset + at, slice_bytes),
-                           /*streaming=*/true);
-      good &= sum == item.checksums[at / slice_bytes];
+      const std::byte* ahead = nullptr;
+      if (next != nullptr) {
+        ahead = at + distance < size ? src + at + distance : next + (at + distance - size);
+      }
+      const uint64_t sum = CopyWithChecksum(
+          dst, src + at, run,
+          SeedOf(item.key_hash, item.plane, item.piece.offset + in_piece, slice_bytes),
+          /*streaming=*/true, ahead);
+      good &= sum == item.checksums[in_piece / slice_bytes];
     }
     at += run;
   }

@@ -14,9 +14,11 @@ namespace kvt {
 
 // Scatters bytes [from, from + size) of `item`'s piece, which lie at `src`, into its parts with
 // streaming stores. With checksums both ends of the range are slice boundaries; returns whether
-// every slice had the expected one.
+// every slice had the expected one. `next`: null, or where the bytes lie that are scattered next:
+// they are fetched a few KiB ahead of the copy, across the end of this range.
 [[nodiscard]] bool ScatterRange(const PullItem& item, uint32_t slice_bytes, uint32_t from,
-                                const std::byte* src, uint32_t size);
+                                const std::byte* src, uint32_t size,
+                                const std::byte* next = nullptr);
 
 // Copies bytes [from, from + size) of `item`'s piece from its parts to `dst` with cached stores,
 // and writes the slices' checksums into item.checksums when `compute`.

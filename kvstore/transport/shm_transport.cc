@@ -76,29 +76,28 @@ class Gatherer {
       table_.Prefetch(step.items[i].piece.handle);
     }
     const std::byte* next = begin < end ? Locate(step.items[begin]) : nullptr;
+    if (next != nullptr) PrefetchPiece(next, step.items[begin].piece.length);
     for (uint32_t i = begin; i < end; ++i) {
       if (i + kLookAhead < end) table_.Prefetch(step.items[i + kLookAhead].piece.handle);
       const std::byte* src = std::exchange(next, nullptr);
       if (i + 1 < end) next = Locate(step.items[i + 1]);
-      step.statuses[i] = Copy(step.items[i], src);
+      step.statuses[i] = Copy(step.items[i], src, next);
     }
     StreamingFence();
   }
 
  private:
-  // Where the item's bytes lie, prefetched; null when the record is not there.
+  // Where the item's bytes lie; null when the record is not there.
   const std::byte* Locate(const PullItem& item) const {
     const std::optional<uint64_t> offset = table_.Find(item.piece.handle);
     if (!offset.has_value() || *offset > arena_.size() || arena_.size() - *offset < record_bytes_) {
       return nullptr;
     }
-    const std::byte* data = arena_.data() + *offset + item.piece.offset;
-    PrefetchPiece(data, item.piece.length);
-    return data;
+    return arena_.data() + *offset + item.piece.offset;
   }
-  PieceStatus Copy(const PullItem& item, const std::byte* src) const {
+  PieceStatus Copy(const PullItem& item, const std::byte* src, const std::byte* next) const {
     if (src == nullptr) return PieceStatus::kLost;
-    const bool good = ScatterRange(item, slice_bytes_, 0, src, item.piece.length);
+    const bool good = ScatterRange(item, slice_bytes_, 0, src, item.piece.length, next);
     if (!table_.IsCurrent(item.piece.handle)) return PieceStatus::kLost;
     return good ? PieceStatus::kOk : PieceStatus::kCorrupt;
   }

@@ -2,7 +2,7 @@
 // with, interleaved in the same run: the raw ceiling of the link, a plain socket, one piece at a
 // time; for shared memory a plain memcpy gather. Store and worker are two processes on two cores.
 //
-//   burst_bench [--rounds N] [--json FILE] [--arena MIB]
+//   burst_bench [--rounds N] [--json FILE] [--arena MIB] [--poll US]
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -59,8 +59,14 @@ SessionToken TokenOf(const SizeCase& size) {
   return token;
 }
 
+}  // namespace
+// UcxOptions::poll_before_sleep of every end, the ceiling's too; as in production.
+int poll_us = 50;
+namespace {
+
 UcxOptions UcxOf(int cpu) {
   UcxOptions options;
+  options.poll_before_sleep = absl::Microseconds(poll_us);
   options.tls = "tcp";
   options.net_devices = "lo";
   options.cpu = cpu;
@@ -121,7 +127,9 @@ class Store {
       close(in[1]);
       close(out[0]);
       const std::string mib = absl::StrCat(arena_mib);
-      execl("/proc/self/exe", "burst_bench", "--store", size.name.c_str(), mib.c_str(), nullptr);
+      const std::string poll = absl::StrCat(poll_us);
+      execl("/proc/self/exe", "burst_bench", "--store", size.name.c_str(), mib.c_str(),
+            poll.c_str(), nullptr);
       _exit(127);
     }
     close(in[0]);
@@ -484,7 +492,8 @@ int BenchMain(int rounds, uint64_t arena_mib, const std::string& json) {
 
 int main(int argc, char** argv) {
   uint64_t arena_mib = 1024;
-  if (argc == 4 && std::strcmp(argv[1], "--store") == 0 && absl::SimpleAtoi(argv[3], &arena_mib)) {
+  if (argc == 5 && std::strcmp(argv[1], "--store") == 0 && absl::SimpleAtoi(argv[3], &arena_mib) &&
+      absl::SimpleAtoi(argv[4], &kvt::poll_us)) {
     for (const kvt::SizeCase& size : kvt::kCases) {
       if (size.name == argv[2]) return kvt::StoreMain(size, arena_mib * kvt::kMiB);
     }
@@ -497,8 +506,10 @@ int main(int argc, char** argv) {
     if (key == "--json") {
       json = argv[i + 1];
     } else if (!(key == "--rounds" && absl::SimpleAtoi(argv[i + 1], &rounds)) &&
+               !(key == "--poll" && absl::SimpleAtoi(argv[i + 1], &kvt::poll_us)) &&
                !(key == "--arena" && absl::SimpleAtoi(argv[i + 1], &arena_mib))) {
-      std::fprintf(stderr, "usage: burst_bench [--rounds N] [--json FILE] [--arena MIB]\n");
+      std::fprintf(stderr,
+                   "usage: burst_bench [--rounds N] [--json FILE] [--arena MIB] [--poll US]\n");
       return 2;
     }
   }

@@ -52,7 +52,8 @@ TEST(CopyWithChecksum, EverySizeAndMode_CopiesAndEqualsLibrary) {
       Bytes from(size, size / 64 % 64, size + 1);
       Bytes to(size + 64, 0, 5);
       std::vector<std::byte> guard(to.data() + size, to.data() + size + 64);
-      const uint64_t sum = CopyWithChecksum(to.data(), from.data(), size, 9, streaming);
+      const void* ahead = size % 128 == 0 ? from.data() + size : nullptr;
+      const uint64_t sum = CopyWithChecksum(to.data(), from.data(), size, 9, streaming, ahead);
       StreamingFence();
       ASSERT_EQ(sum, Reference(from.data(), size, 9)) << size;
       ASSERT_EQ(0, std::memcmp(to.data(), from.data(), size)) << size;
@@ -67,7 +68,7 @@ TEST(CopyBytes, EverySizeAndMode_Copies) {
       Bytes from(size, size / 64 % 64, size + 1);
       Bytes to(size + 64, 0, 5);
       std::vector<std::byte> guard(to.data() + size, to.data() + size + 64);
-      CopyBytes(to.data(), from.data(), size, streaming);
+      CopyBytes(to.data(), from.data(), size, streaming, size % 128 == 0 ? from.data() : nullptr);
       StreamingFence();
       ASSERT_EQ(0, std::memcmp(to.data(), from.data(), size)) << size;
       ASSERT_EQ(0, std::memcmp(to.data() + size, guard.data(), 64)) << size;
@@ -81,14 +82,14 @@ TEST(HashCopy, BothInstructionSets_AreEqual) {
     Bytes from(size, 1, size);
     Bytes to(size, 0, 1);
     const uint64_t wide =
-        xxh3::HashCopyAvx512(to.data(), from.data(), size, xxh3::CopyMode::kStreaming);
+        xxh3::HashCopyAvx512(to.data(), from.data(), size, xxh3::CopyMode::kStreaming, nullptr);
     ASSERT_EQ(0, std::memcmp(to.data(), from.data(), size));
     Bytes again(size, 0, 2);
-    ASSERT_EQ(wide,
-              xxh3::HashCopyAvx2(again.data(), from.data(), size, xxh3::CopyMode::kStreaming));
+    ASSERT_EQ(wide, xxh3::HashCopyAvx2(again.data(), from.data(), size, xxh3::CopyMode::kStreaming,
+                                       nullptr));
     ASSERT_EQ(0, std::memcmp(again.data(), from.data(), size));
     Bytes third(size, 0, 3);
-    xxh3::CopyAvx2(third.data(), from.data(), size, xxh3::CopyMode::kCached);
+    xxh3::CopyAvx2(third.data(), from.data(), size, xxh3::CopyMode::kCached, nullptr);
     ASSERT_EQ(0, std::memcmp(third.data(), from.data(), size));
   }
 }
