@@ -275,17 +275,7 @@ struct Attention {
 
   static void Tile(const AttentionTask& task, const State& s, int tile_begin) {
     if constexpr (Arch::kRowInRegisters) {
-      if (task.rows == 1) {
-        switch (task.group) {
-          case 1: return AttentionRow<Arch>::template RowTile<1>(task, s, tile_begin);
-          case 2: return AttentionRow<Arch>::template RowTile<2>(task, s, tile_begin);
-          case 3: return AttentionRow<Arch>::template RowTile<3>(task, s, tile_begin);
-          case 4: return AttentionRow<Arch>::template RowTile<4>(task, s, tile_begin);
-          case 5: return AttentionRow<Arch>::template RowTile<5>(task, s, tile_begin);
-          case 6: return AttentionRow<Arch>::template RowTile<6>(task, s, tile_begin);
-          default: break;  // more accumulators than registers
-        }
-      }
+      if (task.rows == 1) return AttentionRow<Arch>::Tile(task, s, tile_begin);
     }
     const bool two_panels = tile_begin + kPanel < task.key_end;
     Scores(task, s, tile_begin, 0);

@@ -1,7 +1,8 @@
 // Attention of one row (decode): planes go to registers and are used there, in the same order of
 // operations as in attention_impl.h, so that memory is read evenly and nothing is converted to be
-// stored. For at most 6 query vectors, so that their accumulators fit the registers. Reads
-// 2 * head_dim bytes a key and plane; bound by that from memory, in cache by joining and converting.
+// stored. Up to 6 query vectors go at once, so that their accumulators fit the registers; more pass
+// over the tile again, which is in cache by then. Reads 2 * head_dim bytes a key and plane; bound by
+// that from memory, in cache by joining and converting.
 #pragma once
 
 #include "kernels/cpu/attention_core_impl.h"
@@ -21,9 +22,10 @@ struct AttentionRow {
   // Operands in a row of 32 bytes of K: two channels.
   static constexpr int kRowOperands = 2 / kPack;
 
-  // Scores of M vectors against the 16 N keys of N blocks, all TARGET or all BASE.
+  // Scores of vectors [vector, vector + M) against the 16 N keys of N blocks, all TARGET or all BASE.
   template <int M, int N, bool kTarget>
-  static void RowScores(const AttentionTask& task, const State& s, int block, float* scores) {
+  static void RowScores(const AttentionTask& task, const State& s, int vector, int block,
+                        float* scores) {
     const int dim = task.head_dim;
     const int steps = dim / kPack;
     Planes planes[N];
@@ -51,7 +53,7 @@ struct AttentionRow {
       for (int j = 0; j < kRowOperands; ++j) {
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
-          const B q = Arch::Broadcast(s.q + m * steps + row * kRowOperands + j);
+          const B q = Arch::Broadcast(s.q + (vector + m) * steps + row * kRowOperands + j);
 #pragma GCC unroll 4
           for (int n = 0; n < N; ++n) acc[m][n] = Arch::Dot(acc[m][n], q, k[n][j]);
         }
@@ -64,24 +66,25 @@ struct AttentionRow {
     }
   }
 
-  // O = alpha O + P V for M vectors, channels [16 first, 16 (first + N)), key blocks of a tile.
+  // O = alpha O + P V for vectors [vector, vector + M), channels [16 first, 16 (first + N)), key
+  // blocks of a tile.
   template <int M, int N>
-  static void RowOutputs(const AttentionTask& task, const State& s, int first_block, int blocks,
-                         int first) {
+  static void RowOutputs(const AttentionTask& task, const State& s, int vector, int first_block,
+                         int blocks, int first) {
     const int dim = task.head_dim;
+    float* out = s.range_out + vector * dim + 16 * first;
     V acc[M][N];
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
-        acc[m][n] = Arch::Mul(Arch::Load(s.range_out + m * dim + 16 * (first + n)),
-                              Arch::Set(s.alpha[m]));
+        acc[m][n] = Arch::Mul(Arch::Load(out + m * dim + 16 * n), Arch::Set(s.alpha[vector + m]));
       }
     }
     const auto add = [&](int key, const B* v) __attribute__((always_inline)) {
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        const B weight = Arch::Broadcast(Core::Weights(s, m) + key / kPack);
+        const B weight = Arch::Broadcast(Core::Weights(s, vector + m) + key / kPack);
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) acc[m][n] = Arch::Dot(acc[m][n], weight, v[n]);
       }
@@ -130,15 +133,14 @@ struct AttentionRow {
     for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
-        Arch::Store(s.range_out + m * dim + 16 * (first + n), acc[m][n]);
+        Arch::Store(out + m * dim + 16 * n, acc[m][n]);
       }
     }
   }
 
   template <int M>
-  static void RowTile(const AttentionTask& task, const State& s, int tile_begin) {
-    const int first_block = tile_begin / kBlock;
-    const int blocks = MinInt(kTileBlocks, (task.first_position - tile_begin) / kBlock + 1);
+  static void Scores(const AttentionTask& task, const State& s, int vector, int first_block,
+                     int blocks) {
     constexpr int kAtOnce = M <= 2 ? 4 : M <= 4 ? 2 : 1;
     for (int i = 0; i < blocks;) {
       const int block = first_block + i;
@@ -147,22 +149,58 @@ struct AttentionRow {
       for (int n = 1; n < kAtOnce && together; ++n) {
         together = (task.blocks[block + n].residual != kSlotNone) == target;
       }
-      float* scores = s.scores + 16 * i;
+      float* scores = s.scores + vector * kAttentionTile + 16 * i;
       if (together) {
-        target ? RowScores<M, kAtOnce, true>(task, s, block, scores)
-               : RowScores<M, kAtOnce, false>(task, s, block, scores);
+        target ? RowScores<M, kAtOnce, true>(task, s, vector, block, scores)
+               : RowScores<M, kAtOnce, false>(task, s, vector, block, scores);
       } else {
-        target ? RowScores<M, 1, true>(task, s, block, scores)
-               : RowScores<M, 1, false>(task, s, block, scores);
+        target ? RowScores<M, 1, true>(task, s, vector, block, scores)
+               : RowScores<M, 1, false>(task, s, vector, block, scores);
       }
       i += together ? kAtOnce : 1;
     }
-    Core::Softmax(task, s, 0, M, blocks, tile_begin);
+  }
+
+  template <int M>
+  static void Outputs(const AttentionTask& task, const State& s, int vector, int first_block,
+                      int blocks) {
     int first = 0;
     for (; first + 4 <= task.head_dim / 16; first += 4) {
-      RowOutputs<M, 4>(task, s, first_block, blocks, first);
+      RowOutputs<M, 4>(task, s, vector, first_block, blocks, first);
     }
-    if (first < task.head_dim / 16) RowOutputs<M, 2>(task, s, first_block, blocks, first);
+    if (first < task.head_dim / 16) RowOutputs<M, 2>(task, s, vector, first_block, blocks, first);
+  }
+
+  // Calls fn.operator()<M>(first vector) for passes that cover the group, as equal as can be.
+  template <typename Fn>
+  static void ForEachPass(int group, Fn fn) {
+    int passes = (group + 5) / 6;
+    for (int vector = 0; vector < group; --passes) {
+      const int m = (group - vector + passes - 1) / passes;
+      switch (m) {
+        case 1: fn.template operator()<1>(vector); break;
+        case 2: fn.template operator()<2>(vector); break;
+        case 3: fn.template operator()<3>(vector); break;
+        case 4: fn.template operator()<4>(vector); break;
+        case 5: fn.template operator()<5>(vector); break;
+        default: fn.template operator()<6>(vector); break;
+      }
+      vector += m;
+    }
+  }
+
+  static void Tile(const AttentionTask& task, const State& s, int tile_begin) {
+    const int first_block = tile_begin / kBlock;
+    const int blocks = MinInt(kTileBlocks, (task.first_position - tile_begin) / kBlock + 1);
+    ForEachPass(task.group, [&]<int M>(int vector) {
+      Scores<M>(task, s, vector, first_block, blocks);
+    });
+    for (int first = 0; first < task.group; first += 16) {
+      Core::Softmax(task, s, first, MinInt(16, task.group - first), blocks, tile_begin);
+    }
+    ForEachPass(task.group, [&]<int M>(int vector) {
+      Outputs<M>(task, s, vector, first_block, blocks);
+    });
   }
 };
 

@@ -61,7 +61,7 @@ constexpr int AttentionPartialFloats(int head_dim) { return head_dim + 16; }
 // Query vectors of one task at most: enough for the conversion of a tile to be paid many times over,
 // few enough for their state to stay in the second-level cache.
 constexpr int AttentionVectorsMax(int head_dim) {
-  return head_dim <= 64 ? 192 : head_dim <= 128 ? 128 : 96;
+  return head_dim <= 64 ? 384 : head_dim <= 128 ? 256 : 128;
 }
 
 // Scratch of one thread: queries, two states, a panel of K or V as operands, scores.

@@ -45,6 +45,7 @@ void RunAttention(const AttentionCall& call, ThreadTeam& team) {
         CpuPagedAttention(c.args, c.workspace, member.index(), member.count());
       },
       &call);
+  if (!CpuPagedAttentionIsSplit(call.args, call.workspace, team.threads())) return;
   team.Run(
       [](const void* context, TeamMember& member) {
         const AttentionCall& c = *static_cast<const AttentionCall*>(context);

@@ -258,6 +258,15 @@ void CpuPagedAttentionCombine(const PagedAttentionArgs& args, Workspace workspac
   });
 }
 
+bool CpuPagedAttentionIsSplit(const PagedAttentionArgs& args, Workspace workspace, int threads) {
+  CheckArgs(args, 0, threads);
+  bool split = false;
+  Plan(args, workspace, threads).ForEachSegment([&](const AttentionSegment&, const float* partials) {
+    split |= partials != nullptr;
+  });
+  return split;
+}
+
 absl::string_view CpuAttentionIsa(ComputeType compute) { return ChosenIsa(compute).name; }
 
 int CpuAttentionIsaCount(ComputeType compute) { return Isas(compute).count; }

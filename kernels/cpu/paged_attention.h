@@ -44,6 +44,10 @@ void CpuPagedAttention(const PagedAttentionArgs& args, Workspace workspace, int 
                        int threads);
 void CpuPagedAttentionCombine(const PagedAttentionArgs& args, Workspace workspace, int thread,
                               int threads);
+// Whether the second phase has anything to do: if not, it and the barrier may be left out. The same
+// on every thread.
+[[nodiscard]] bool CpuPagedAttentionIsSplit(const PagedAttentionArgs& args, Workspace workspace,
+                                            int threads);
 
 // The implementation chosen once for this process by the processor: "avx512bf16" (operands rounded
 // to bf16, f32 sums), "avx512" or "avx2" (f32 products; in bf16 mode too, where they are no slower

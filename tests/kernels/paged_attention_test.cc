@@ -299,6 +299,28 @@ TEST_P(PagedAttentionIdentity, LittleWorkspace_SplitsLessWithTheSameBits) {
   }
 }
 
+TEST(PagedAttentionPlan, IsSplit_OnlyForFewRowsWithLongContextAndRoom) {
+  const Geometry geometry = {.layers = 1, .kv_heads = 3, .head_dim = 64};
+  const AttentionLimits limits = {geometry, 9, 2, 1, 2048};
+  const size_t bytes = CpuPagedAttentionWorkspaceBytes(limits);
+  const AlignedBytes memory = AllocateAligned(bytes);
+  const auto split = [&](int position, int rows, int threads, size_t room) {
+    const AttentionSegment segment = {.blocks = nullptr, .first_position = position,
+                                      .first_row = 0, .rows = rows};
+    PagedAttentionArgs args;
+    args.geometry = geometry;
+    args.query_heads = 9;
+    args.segments = {&segment, 1};
+    return CpuPagedAttentionIsSplit(args, {memory.get(), room}, threads);
+  };
+  EXPECT_TRUE(split(2000, 1, 2, bytes));
+  EXPECT_FALSE(split(2000, 1, 1, bytes));
+  EXPECT_FALSE(split(511, 1, 2, bytes));
+  EXPECT_FALSE(split(1500, 500, 2, bytes));
+  const AttentionLimits no_context = {geometry, 9, 2, 1, 0};
+  EXPECT_FALSE(split(2000, 1, 2, CpuPagedAttentionWorkspaceBytes(no_context)));
+}
+
 TEST_P(PagedAttentionIdentity, BatchMates_DoNotEnter) {
   const Sequence other(geometry_, kQueryHeads, 700, kSeed + 77);
   const auto other_table = StoreSequence(pool_, other.values, 700, NoBase);
