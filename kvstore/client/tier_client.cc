@@ -61,8 +61,6 @@ class TierClient::Impl {
   void SetView(const ClusterView& view) {
     {
       MutexLock lock(mu_);
-      if (view.version < version_) return;
-      version_ = view.version;
       // A coordinator that has just restarted knows no store yet.
       if (view.stores.empty()) return;
       if (!SamePlacement(view.stores, current_)) previous_ = std::move(current_);
@@ -197,7 +195,6 @@ class TierClient::Impl {
   LinkTable links_;
   TransferTable transfers_;
   Mutex mu_;
-  uint64_t version_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<StoreRef> current_ ABSL_GUARDED_BY(mu_);
   std::vector<StoreRef> previous_ ABSL_GUARDED_BY(mu_);
 };

@@ -57,8 +57,10 @@ class TierClient {
   TierClient(const TierClient&) = delete;
   TierClient& operator=(const TierClient&) = delete;
 
-  // The stores that are alive. Connects to new ones in the background; a store with a new boot epoch
-  // gets a new session; one that left keeps its session while tickets live there.
+  // The stores that are alive, from one caller in the order received (a restarted coordinator counts
+  // its views anew). An empty view changes nothing. Connects to new ones in the background; a store
+  // with a new boot epoch gets a new session; one that left keeps its session while tickets live
+  // there.
   void SetView(const ClusterView& view);
   // Waits until every store of the view has a session and a channel, or `timeout`. Unavailable names
   // those that have none, and why. A worker serves without them, too.
