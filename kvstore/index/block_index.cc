@@ -87,8 +87,14 @@ absl::Status BlockIndex::CloseSession(absl::Time now, SessionId id) {
 }
 
 void BlockIndex::NoteTime(absl::Time now) {
-  for (const SessionId id : sessions_.NoteTime(now)) EndSession(id);
+  for (const SessionId id : sessions_.NoteTime(now)) {
+    ++counters_.lapsed_leases;
+    if (lapsed_.size() < kLapsedNamesMax) lapsed_.push_back(sessions_.Find(id)->worker);
+    EndSession(id);
+  }
 }
+
+std::vector<NodeName> BlockIndex::TakeLapsed() { return std::exchange(lapsed_, {}); }
 
 absl::StatusOr<Holder*> BlockIndex::Hold(Session& session, const TicketClaim& claim) {
   if (claim.id.value() == 0) return absl::InvalidArgumentError("ticket: id zero");

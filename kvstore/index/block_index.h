@@ -120,6 +120,7 @@ struct IndexStats {
   uint64_t mismatched_blocks = 0;  // the key was there, its content was not what was asked for
   uint64_t evicted_blocks = 0;
   uint64_t refused = 0;  // reservations
+  uint64_t lapsed_leases = 0;
 };
 
 class BlockIndex {
@@ -136,6 +137,8 @@ class BlockIndex {
   absl::Status CloseSession(absl::Time now, SessionId session);
   // Ends what is over. Called every tick.
   void NoteTime(absl::Time now);
+  // Workers whose leases ended unrenewed since the last call, for the log; the first few.
+  std::vector<NodeName> TakeLapsed();
   // Null: no such session. Valid until the next call.
   [[nodiscard]] const Session* FindSession(SessionId session) { return sessions_.Find(session); }
 
@@ -228,6 +231,7 @@ class BlockIndex {
   std::vector<Geometry> geometries_;  // by space
   NameInterner domains_;
   absl::flat_hash_map<BlockKey, uint32_t> sealed_;  // key -> block number
+  std::vector<NodeName> lapsed_;
   IndexStats counters_;  // the running figures of it: pins, in flight, room, since boot
 };
 

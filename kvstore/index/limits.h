@@ -16,6 +16,8 @@ inline constexpr size_t kRecordClassesMax = 64;
 inline constexpr size_t kStoreDomainsMax = 64 * 1024;
 // A tenant's name, a worker's name, a fingerprint, a numerics id.
 inline constexpr size_t kStoreNameBytesMax = 1024;
+// Workers whose leases ended, kept for the log between two ticks.
+inline constexpr size_t kLapsedNamesMax = 32;
 // Fenced epochs remembered of tickets that are gone.
 inline constexpr size_t kFencedTicketsMax = static_cast<size_t>(kStoreTicketsMax);
 // Sealed blocks that were hit by a second ticket are kept over those that were not, up to this

@@ -42,7 +42,7 @@ void PopulateChunks(Arena& arena, Progress& progress) {
 
 }  // namespace
 
-absl::Status PopulateArena(Arena& arena, int threads) {
+absl::Status PopulateArena(Arena& arena, int threads, const std::function<bool()>& should_stop) {
   const absl::Time start = RealClock::Get().Now();
   Progress progress;
   std::vector<std::thread> workers;
@@ -54,18 +54,23 @@ absl::Status PopulateArena(Arena& arena, int threads) {
     workers.emplace_back([&] { PopulateChunks(arena, progress); });
   }
   absl::Status status;
-  {
-    MutexLock lock(progress.mu);
-    absl::Time told = start;
-    while (progress.running > 0) {
-      progress.changed.WaitFor(progress.mu, absl::Seconds(1));
-      const absl::Time now = RealClock::Get().Now();
-      if (progress.running == 0 || now - told < absl::Milliseconds(900)) continue;
+  absl::Time told = start;
+  while (true) {
+    if (should_stop()) {
+      progress.next.store(arena.size());
+      status = absl::CancelledError("populating the arena was stopped");
+    }
+    if (const absl::Time now = RealClock::Get().Now(); now - told >= absl::Seconds(1)) {
       told = now;
       KVT_LOG(kInfo, "populating the arena: ", FormatBytes(progress.done.load()), " of ",
               FormatBytes(arena.size()));
     }
-    status = progress.status;
+    MutexLock lock(progress.mu);
+    if (progress.running == 0) {
+      status.Update(progress.status);
+      break;
+    }
+    progress.changed.WaitFor(progress.mu, absl::Milliseconds(500));
   }
   for (std::thread& worker : workers) worker.join();
   if (!status.ok()) return status;

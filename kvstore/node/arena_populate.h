@@ -3,12 +3,15 @@
 // threads end before it returns.
 #pragma once
 
+#include <functional>
+
 #include "absl/status/status.h"
 #include "kvstore/media/arena.h"
 
 namespace kvt {
 
-// Logs progress about once a second and, at the end, seconds per GiB. ResourceExhausted.
-absl::Status PopulateArena(Arena& arena, int threads);
+// Logs progress about once a second and, at the end, seconds per GiB. ResourceExhausted. Cancelled
+// within about a second of `should_stop`, which is asked on this thread, saying so.
+absl::Status PopulateArena(Arena& arena, int threads, const std::function<bool()>& should_stop);
 
 }  // namespace kvt

@@ -189,6 +189,13 @@ class Membership {
   std::thread thread_;
 };
 
+// SIGTERM or SIGINT, which are blocked, waits to be taken.
+bool StopIsPending() {
+  sigset_t pending;
+  sigpending(&pending);
+  return sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1;
+}
+
 // Serves until a signal.
 void Serve(StoreNode& node, StoreMetrics& metrics, const sigset_t& stop_signals) {
   const timespec tick = absl::ToTimespec(kStoreTick);
@@ -225,7 +232,10 @@ absl::Status Run(const Options& options, const sigset_t& stop_signals) {
   config.blocks_max = static_cast<uint32_t>(
       std::min<uint64_t>(arena_bytes / StoreOptions::kBlockBytesMin, UINT32_MAX / kPlanes));
   KVT_ASSIGN_OR_RETURN(Arena arena, Arena::Create(arena_bytes, config.blocks_max * kPlanes));
-  KVT_RETURN_IF_ERROR(PopulateArena(arena, options.store.populate_threads));
+  const absl::Status populated =
+      PopulateArena(arena, options.store.populate_threads, [] { return StopIsPending(); });
+  if (absl::IsCancelled(populated)) return absl::OkStatus();
+  KVT_RETURN_IF_ERROR(populated);
 
   StoreNode node(config, arena, RealClock::Get());
   if (!options.store.ticket_public_key_file.empty()) {

@@ -36,7 +36,11 @@ StoreMetrics::StoreMetrics(MetricsRegistry& registry)
                                   "Bytes granted to pulls over the network")),
       pushed_(registry.NewCounter("kvtide_store_pushed_bytes_total", "Bytes pushed and kept")),
       checksum_failures_(registry.NewCounter("kvtide_store_checksum_failures_total",
-                                             "Pushed pieces with a wrong checksum")) {
+                                             "Pushed pieces with a wrong checksum")),
+      mismatched_(registry.NewCounter("kvtide_store_mismatched_blocks_total",
+                                      "Misses whose key was there with other content")),
+      lapsed_(registry.NewCounter("kvtide_store_lapsed_leases_total",
+                                  "Sessions that ended because nobody renewed them")) {
   const char* states[kStates] = {"base", "residual", "reserved", "writing", "evicting", "free"};
   for (int i = 0; i < kStates; ++i) {
     bytes_[i] = &registry.NewGauge("kvtide_store_bytes", "Bytes of the arena by what holds them",
@@ -66,6 +70,8 @@ void StoreMetrics::Observe(const StoreStats& stats) {
   Raise(pulled_, stats.pulled_bytes);
   Raise(pushed_, stats.pushed_bytes);
   Raise(checksum_failures_, stats.checksum_failures);
+  Raise(mismatched_, stats.mismatched_blocks);
+  Raise(lapsed_, stats.lapsed_leases);
 }
 
 }  // namespace kvt

@@ -35,6 +35,8 @@ class StoreMetrics {
   Counter& pulled_;
   Counter& pushed_;
   Counter& checksum_failures_;
+  Counter& mismatched_;
+  Counter& lapsed_;
 };
 
 }  // namespace kvt

@@ -94,8 +94,15 @@ void StoreNode::SetDataPlane(DataPlaneAddresses addresses) {
 }
 
 void StoreNode::Tick() {
-  MutexLock lock(mu_);
-  index_.NoteTime(clock_.Now());
+  std::vector<NodeName> lapsed;
+  {
+    MutexLock lock(mu_);
+    index_.NoteTime(clock_.Now());
+    lapsed = index_.TakeLapsed();
+  }
+  for (const NodeName& worker : lapsed) {
+    KVT_LOG(kWarning, "the lease of ", worker, " ended: its pins and reservations are gone");
+  }
 }
 
 bool StoreNode::IsQuiet() {
@@ -128,6 +135,8 @@ StoreStats StoreNode::StatsNow() {
   stats.base_only_blocks = index.base_only_blocks;
   stats.evicted_blocks = index.evicted_blocks;
   stats.refused = index.refused;
+  stats.mismatched_blocks = index.mismatched_blocks;
+  stats.lapsed_leases = index.lapsed_leases;
   stats.pulled_bytes = pulled_bytes_;
   stats.pushed_bytes = pushed_bytes_;
   stats.checksum_failures = checksum_failures_;

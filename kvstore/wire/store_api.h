@@ -142,6 +142,8 @@ struct StoreStats {
   uint64_t pulled_bytes = 0;
   uint64_t pushed_bytes = 0;
   uint64_t checksum_failures = 0;
+  uint64_t mismatched_blocks = 0;  // looked up: the key was there, its content was not what was asked
+  uint64_t lapsed_leases = 0;
 };
 
 class StoreApi {

@@ -288,6 +288,8 @@ void ToWire(const StoreStats& from, kvtide::StoreStats* to) {
   to->set_pulled_bytes(from.pulled_bytes);
   to->set_pushed_bytes(from.pushed_bytes);
   to->set_checksum_failures(from.checksum_failures);
+  to->set_mismatched_blocks(from.mismatched_blocks);
+  to->set_lapsed_leases(from.lapsed_leases);
 }
 
 absl::StatusOr<StoreStats> FromWire(const kvtide::StoreStats& from) {
@@ -318,6 +320,8 @@ absl::StatusOr<StoreStats> FromWire(const kvtide::StoreStats& from) {
   to.pulled_bytes = from.pulled_bytes();
   to.pushed_bytes = from.pushed_bytes();
   to.checksum_failures = from.checksum_failures();
+  to.mismatched_blocks = from.mismatched_blocks();
+  to.lapsed_leases = from.lapsed_leases();
   return to;
 }
 

@@ -19,12 +19,18 @@ TEST(Arena, MoreThanTheMachineHas_IsRefusedWithSizesAndRemedy) {
 TEST(Arena, Populate_CoversAllOfItWithSeveralThreads) {
   auto arena = Arena::Create(130 * kMiB, 16);  // not a multiple of the chunks
   ASSERT_TRUE(arena.ok()) << arena.status();
-  ASSERT_TRUE(PopulateArena(*arena, 3).ok());
+  ASSERT_TRUE(PopulateArena(*arena, 3, [] { return false; }).ok());
   for (uint64_t at = 0; at < arena->size(); at += 4 * kKiB) {
     ASSERT_EQ(arena->data()[at], std::byte{0});
   }
   EXPECT_EQ(arena->bytes().size(), 130 * kMiB);
   EXPECT_FALSE(arena->table().Find(1).has_value());
+}
+
+TEST(Arena, PopulateThatIsStopped_EndsCancelled) {
+  auto arena = Arena::Create(256 * kMiB, 16);
+  ASSERT_TRUE(arena.ok()) << arena.status();
+  EXPECT_EQ(PopulateArena(*arena, 1, [] { return true; }).code(), absl::StatusCode::kCancelled);
 }
 
 }  // namespace

@@ -278,6 +278,7 @@ TEST_F(StoreNodeTest, LeaseEnds_ReadIsRefusedAndMemoryIsReusedOnlyAfterTheLastSe
   }
   EXPECT_EQ(node().StatsNow().sessions, 0u);
   EXPECT_EQ(node().StatsNow().pins, 0u);
+  EXPECT_EQ(node().StatsNow().lapsed_leases, 1u);
   ResolvedPull late;
   node().ResolvePull(session, {&piece, 1}, {&late, 1});
   EXPECT_EQ(late.status, PieceStatus::kRefused);
