@@ -1,6 +1,7 @@
 #include "kernels/cpu/cpu_executor.h"
 
 #include <omp.h>
+#include <pthread.h>
 #include <time.h>
 
 #include <algorithm>
@@ -106,7 +107,11 @@ std::vector<CpuOpTime> CpuExecutor::TakeProfile() {
 void CpuExecutor::Main() {
   // oneDNN runs inside team members, never in a team of its own.
   omp_set_num_threads(1);
-  ThreadTeam team(threads_, options_.pin, options_.spin, [](int) { omp_set_num_threads(1); });
+  pthread_setname_np(pthread_self(), "kvt-executor");
+  ThreadTeam team(threads_, options_.pin, options_.spin, [](int) {
+    omp_set_num_threads(1);
+    pthread_setname_np(pthread_self(), "kvt-team");
+  });
   // After the members were started: they inherit this thread's processors and bind themselves.
   if (options_.pin) PinThisThread(0);
   for (;;) {

@@ -10,7 +10,9 @@
 namespace kvt {
 namespace {
 
-constexpr size_t kChunkBytes = 64 * kMiB;
+// Chunks double from the first to the second size: a small model does not take a large one's.
+constexpr size_t kFirstChunkBytes = 2 * kMiB;
+constexpr size_t kChunkBytesMax = 64 * kMiB;
 
 }  // namespace
 
@@ -18,7 +20,9 @@ absl::StatusOr<WeightArena::Piece> WeightArena::Take(size_t bytes) {
   const size_t size = RoundUp(bytes, 64);
   MutexLock lock(mutex_);
   if (chunk_ == nullptr || chunk_->bytes() - used_ < size) {
-    KVT_ASSIGN_OR_RETURN(DeviceBuffer buffer, device_.Allocate(std::max<size_t>(size, kChunkBytes)));
+    const size_t wanted =
+        chunk_ == nullptr ? kFirstChunkBytes : std::min<size_t>(2 * chunk_->bytes(), kChunkBytesMax);
+    KVT_ASSIGN_OR_RETURN(DeviceBuffer buffer, device_.Allocate(std::max<size_t>(size, wanted)));
     chunk_ = std::make_shared<DeviceBuffer>(std::move(buffer));
     used_ = 0;
   }
