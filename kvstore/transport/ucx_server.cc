@@ -111,6 +111,10 @@ class UcxServer final : public TransportServer, public UcxClient {
   void OnCancel(Connection& c, const UcxReceived& message);
   void Refuse(Connection& c, absl::string_view why);
   bool Pump(Connection& c, absl::Time now);
+  // Resolves the pieces of the next message; returns how many.
+  uint32_t ResolveNext(Connection& c, const PullWork& work,
+                       std::array<ResolvedPull, kMessagePiecesMax>& resolved);
+  // The next message with its pieces' counts taken, or null.
   DataSlot* Stage(Connection& c);
   void SendData(Connection& c, DataSlot& slot, absl::Time now);
   void ReleaseHeld(DataSlot& slot);
@@ -371,22 +375,8 @@ void UcxServer::OnAnswerSent(UcxSlot* self, ucs_status_t status) {
   if (status != UCS_OK) slot.connection->server->BeginClose(*slot.connection);
 }
 
-DataSlot* UcxServer::Stage(Connection& c) {
-  if (c.pulls_size == 0) return nullptr;
-  const auto free =
-      std::find_if(c.data.begin(), c.data.end(), [](const DataSlot& slot) { return !slot.busy; });
-  if (free == c.data.end()) return nullptr;
-  DataSlot& slot = *free;
-  PullWork& work = c.pulls[c.pulls_head];
-  slot.busy = true;
-  slot.header = UcxHeader{};
-  slot.header.type = UcxMessageType::kPullData;
-  slot.header.channel = c.client_channel;
-  slot.header.request = work.request;
-  slot.header.first = work.next;
-  slot.header.skip = work.next_byte;
-  slot.held = 0;
-  slot.entries = 0;
+uint32_t UcxServer::ResolveNext(Connection& c, const PullWork& work,
+                                std::array<ResolvedPull, kMessagePiecesMax>& resolved) {
   // As many pieces as fit, the last perhaps in part.
   uint64_t wanted = 0;
   uint32_t count = 0;
@@ -395,50 +385,64 @@ DataSlot* UcxServer::Stage(Connection& c) {
     wanted += work.pieces[work.next + count].length - from;
     ++count;
   }
-  std::array<ResolvedPull, kMessagePiecesMax> resolved;
+  // A cancelled piece is not resolved; its mark is ours, not the client's.
+  resolved.fill(ResolvedPull{nullptr, PieceStatus::kNotAttempted});
   const Piece* pieces = &work.pieces[work.next];
-  for (uint32_t i = 0; i < count; ++i) {
-    // A cancelled piece is not resolved; its mark is ours, not the client's.
-    resolved[i] = ResolvedPull{nullptr, PieceStatus::kNotAttempted};
-  }
   if (pieces[0].reserved == 0) {
     resolver_.ResolvePull(c.session, absl::MakeConstSpan(pieces, count),
                           absl::MakeSpan(resolved.data(), count));
   }
-  uint32_t bytes = 0;
+  return count;
+}
+
+DataSlot* UcxServer::Stage(Connection& c) {
+  if (c.pulls_size == 0) return nullptr;
+  const auto free = std::find_if(c.data.begin(), c.data.end(),
+                                 [](const DataSlot& slot) { return !slot.busy; });
+  if (free == c.data.end()) return nullptr;
+  DataSlot& slot = *free;
+  PullWork& work = c.pulls[c.pulls_head];
+  slot.busy = true;
+  slot.held = 0;
+  slot.entries = 0;
+  slot.header = UcxHeader{};
+  UcxHeader& header = slot.header;
+  header.type = UcxMessageType::kPullData;
+  header.channel = c.client_channel;
+  header.request = work.request;
+  header.first = work.next;
+  header.skip = work.next_byte;
+
+  std::array<ResolvedPull, kMessagePiecesMax> resolved;
+  const uint32_t count = ResolveNext(c, work, resolved);
   for (uint32_t i = 0; i < count; ++i) {
-    slot.header.statuses[i] = resolved[i].status;
-    const Piece& piece = pieces[i];
-    const uint32_t from = i == 0 ? work.next_byte : 0;
-    uint32_t take = piece.length - from;
+    const Piece& piece = work.pieces[work.next];
+    header.statuses[i] = resolved[i].status;
     if (resolved[i].status == PieceStatus::kOk) {
-      slot.pieces[slot.held++] = piece;
-      if (take > kMessageBytesMax - bytes) {
-        take = (kMessageBytesMax - bytes) / c.slice_bytes * c.slice_bytes;
-      }
-      if (take == 0) {  // no room for a slice: the next message begins with it
-        resolver_.ReleasePull(c.session, absl::MakeConstSpan(&slot.pieces[--slot.held], 1));
-        count = i;
+      const uint32_t room = (kMessageBytesMax - header.bytes) / c.slice_bytes * c.slice_bytes;
+      const uint32_t left = piece.length - work.next_byte;
+      const uint32_t take = left <= kMessageBytesMax - header.bytes ? left : room;
+      if (take == 0) {  // the next message begins with it
+        resolver_.ReleasePull(c.session, absl::MakeConstSpan(&piece, 1));
         break;
       }
-      slot.io[slot.entries].buffer = const_cast<std::byte*>(resolved[i].data + from);
+      slot.pieces[slot.held++] = piece;
+      const std::byte* data = resolved[i].data + work.next_byte;
+      slot.io[slot.entries].buffer = const_cast<std::byte*>(data);
       slot.io[slot.entries++].length = take;
-      PrefetchPiece(resolved[i].data + from, take);
-      bytes += take;
-      if (from + take < piece.length) {
+      PrefetchPiece(data, take);
+      header.bytes += take;
+      if (take < left) {
         KVT_CHECK(i + 1 == count, "a split piece is the last");
-        work.next += i;
-        work.next_byte = from + take;
-        slot.header.count = count;
-        slot.header.bytes = bytes;
+        ++header.count;
+        work.next_byte += take;
         return &slot;
       }
     }
+    ++header.count;
+    ++work.next;
+    work.next_byte = 0;
   }
-  slot.header.count = count;
-  slot.header.bytes = bytes;
-  work.next += count;
-  work.next_byte = 0;
   if (work.next == work.count) {
     c.pulls_head = (c.pulls_head + 1) % c.pulls.size();
     --c.pulls_size;

@@ -69,6 +69,8 @@ class LoopbackVictim final : public Victim {
 
 }  // namespace
 
+std::string NameOf(const testing::TestParamInfo<Backend>& info) { return BackendName(info.param); }
+
 std::string BackendName(Backend backend) {
   switch (backend) {
     case Backend::kLoopback:

@@ -2,6 +2,7 @@
 // waited for.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <sys/types.h>
 
 #include <memory>
@@ -108,5 +109,42 @@ class TestBurst {
   bool submitted_ = false;
   BurstResult result_ ABSL_GUARDED_BY(mu_);
 };
+
+// A test over one backend.
+class TransportTest : public testing::TestWithParam<Backend> {
+ protected:
+  // A server in this process with `records` sealed records, and one channel to it.
+  void StartHere(uint32_t records) {
+    resolver_ = MakeResolver(records);
+    for (uint32_t i = 0; i < records; ++i) handles_.push_back(resolver_->Seal(i));
+    server_ = StartServer(GetParam(), *resolver_);
+    transport_ = MakeTransport(GetParam());
+    Connect();
+  }
+  void Connect() {
+    auto channel = transport_->Connect(server_->Address(), TestToken(), In(kPatience));
+    ASSERT_TRUE(channel.ok()) << channel.status();
+    channel_ = std::move(*channel);
+  }
+  void StartVictim(uint32_t records) {
+    victim_ = Victim::Start(GetParam(), records);
+    transport_ = MakeTransport(GetParam());
+    auto channel = transport_->Connect(victim_->Address(), TestToken(), In(kPatience));
+    ASSERT_TRUE(channel.ok()) << channel.status();
+    channel_ = std::move(*channel);
+    for (uint32_t i = 0; i < records; ++i) handles_.push_back(MakeRecordHandle(i, 1));
+  }
+
+  std::unique_ptr<ArenaResolver> resolver_;
+  std::unique_ptr<Victim> victim_;
+  std::unique_ptr<TransportServer> server_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Channel> channel_;
+  std::vector<uint64_t> handles_;
+};
+
+inline constexpr uint32_t kSlot = 6144;  // TestGeometry().SlotBytes()
+
+std::string NameOf(const testing::TestParamInfo<Backend>& info);
 
 }  // namespace kvt

@@ -1,16 +1,11 @@
 // One contract for every transport: loopback, shared memory, ucx over TCP.
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/resource.h>
 #include <time.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
-#include <thread>
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "kernels/base/random.h"
 #include "kernels/layout/checksum.h"
 #include "tests/contract/transport_fixture.h"
@@ -18,42 +13,6 @@
 namespace kvt {
 namespace {
 
-constexpr uint32_t kSlot = 6144;  // TestGeometry().SlotBytes()
-
-class TransportTest : public testing::TestWithParam<Backend> {
- protected:
-  void SetUp() override { ASSERT_EQ(TestGeometry().SlotBytes(), kSlot); }
-  // A server in this process with `records` sealed records, and one channel to it.
-  void StartHere(uint32_t records) {
-    resolver_ = MakeResolver(records);
-    for (uint32_t i = 0; i < records; ++i) handles_.push_back(resolver_->Seal(i));
-    server_ = StartServer(GetParam(), *resolver_);
-    transport_ = MakeTransport(GetParam());
-    Connect();
-  }
-  void Connect() {
-    auto channel = transport_->Connect(server_->Address(), TestToken(), In(kPatience));
-    ASSERT_TRUE(channel.ok()) << channel.status();
-    channel_ = std::move(*channel);
-  }
-  void StartVictim(uint32_t records) {
-    victim_ = Victim::Start(GetParam(), records);
-    transport_ = MakeTransport(GetParam());
-    auto channel = transport_->Connect(victim_->Address(), TestToken(), In(kPatience));
-    ASSERT_TRUE(channel.ok()) << channel.status();
-    channel_ = std::move(*channel);
-    for (uint32_t i = 0; i < records; ++i) handles_.push_back(MakeRecordHandle(i, 1));
-  }
-
-  std::unique_ptr<ArenaResolver> resolver_;
-  std::unique_ptr<Victim> victim_;
-  std::unique_ptr<TransportServer> server_;
-  std::unique_ptr<Transport> transport_;
-  std::unique_ptr<Channel> channel_;
-  std::vector<uint64_t> handles_;
-};
-
-std::string NameOf(const testing::TestParamInfo<Backend>& info) { return BackendName(info.param); }
 INSTANTIATE_TEST_SUITE_P(All, TransportTest,
                          testing::Values(Backend::kLoopback, Backend::kShm, Backend::kUcx), NameOf);
 
@@ -410,120 +369,6 @@ TEST_P(TransportTest, Attach_WrongSecretGeometryOrNobody_IsRefused) {
   EXPECT_FALSE(channel.ok());
 }
 
-TEST_P(TransportTest, StoppedPeer_BurstsEndByTheirDeadlineAndChannelCloses) {
-  StartVictim(16);
-  victim_->Stop();
-  TestBurst push(16, 30, kSlot);
-  for (uint32_t i = 0; i < 16; ++i) {
-    push.SetPiece(i, handles_[i], 0);
-    push.FillSources(i, i, 1);
-  }
-  TestBurst pull(16, 30, kSlot);
-  for (uint32_t i = 0; i < 16; ++i) pull.SetPiece(i, handles_[i], 0);
-  const absl::Time start = RealClock::Get().Now();
-  ASSERT_TRUE(push.Push(*channel_, In(absl::Seconds(1)), PushChecksums::kNone).ok());
-  ASSERT_TRUE(pull.Pull(*channel_, In(absl::Seconds(1))).ok());
-  EXPECT_TRUE(absl::IsDeadlineExceeded(push.Await().status)) << push.Await().status;
-  const absl::Status pulled = pull.Await().status;
-  // Shared memory needs no peer to read.
-  if (GetParam() != Backend::kShm) {
-    EXPECT_TRUE(absl::IsDeadlineExceeded(pulled) || absl::IsUnavailable(pulled)) << pulled;
-  } else {
-    EXPECT_TRUE(pulled.ok()) << pulled;
-  }
-  EXPECT_LT(RealClock::Get().Now() - start, absl::Seconds(10));
-  EXPECT_FALSE(channel_->IsOpen());
-  auto nobody = transport_->Connect(victim_->Address(), TestToken(), In(absl::Milliseconds(300)));
-  EXPECT_TRUE(absl::IsDeadlineExceeded(nobody.status())) << nobody.status();
-
-  victim_->Continue();
-  auto channel = transport_->Connect(victim_->Address(), TestToken(), In(kPatience));
-  ASSERT_TRUE(channel.ok()) << channel.status();
-  TestBurst again(16, 30, kSlot);
-  for (uint32_t i = 0; i < 16; ++i) again.SetPiece(i, handles_[i], 0);
-  ASSERT_TRUE(again.Pull(**channel, In(kPatience)).ok());
-  EXPECT_TRUE(again.Await().status.ok());
-  for (uint32_t i = 0; i < 16; ++i) EXPECT_TRUE(again.Matches(i, i, 1));
-}
-
-TEST_P(TransportTest, KilledPeer_MidBurst_EveryBurstEndsSoon) {
-  for (int round = 0; round < 3; ++round) {
-    handles_.clear();
-    channel_.reset();
-    transport_.reset();
-    victim_.reset();
-    StartVictim(32);
-    std::vector<std::unique_ptr<TestBurst>> bursts;
-    for (int b = 0; b < 8; ++b) {
-      bursts.push_back(std::make_unique<TestBurst>(64, 30, kSlot));
-      for (uint32_t i = 0; i < 64; ++i) {
-        bursts.back()->SetPiece(i, handles_[i % 32], 0);
-        if (b % 2 == 1) bursts.back()->FillSources(i, i % 32, 1);
-      }
-    }
-    for (int b = 0; b < 8; ++b) {
-      ASSERT_TRUE((b % 2 == 1 ? bursts[b]->Push(*channel_, In(kPatience), PushChecksums::kNone)
-                              : bursts[b]->Pull(*channel_, In(kPatience)))
-                      .ok());
-    }
-    if (round > 0) (void)bursts[0]->Await();
-    victim_->Kill();
-    const absl::Time killed = RealClock::Get().Now();
-    for (const auto& burst : bursts) {
-      const absl::Status status = burst->Await().status;
-      EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;
-    }
-    EXPECT_LT(RealClock::Get().Now() - killed, absl::Seconds(10));
-    TestBurst late(1, 30, kSlot);
-    late.SetPiece(0, handles_[0], 0);
-    late.FillSources(0, 0, 1);
-    if (late.Push(*channel_, In(kPatience), PushChecksums::kNone).ok()) {
-      EXPECT_TRUE(absl::IsUnavailable(late.Await().status));
-    }
-    EXPECT_FALSE(channel_->IsOpen());
-  }
-}
-
-TEST_P(TransportTest, StoppedClient_OthersAreServedAndItsPinsComeBack) {
-  if (GetParam() == Backend::kLoopback) GTEST_SKIP() << "loopback has no client process";
-  StartHere(64);
-  std::string first;
-  Child client({"--client", BackendName(GetParam()), server_->Address(), "64"}, &first);
-  ASSERT_EQ(first, "pulling");
-  client.Signal(SIGSTOP);
-  for (int round = 0; round < 20; ++round) {
-    TestBurst burst(64, 30, kSlot);
-    for (uint32_t i = 0; i < 64; ++i) burst.SetPiece(i, handles_[i], 0);
-    ASSERT_TRUE(burst.Pull(*channel_, In(kPatience)).ok());
-    const BurstResult result = burst.Await();
-    ASSERT_TRUE(result.status.ok()) << result.status;
-    EXPECT_EQ(result.pieces_ok, 64u);
-  }
-  client.Signal(SIGKILL);
-  const absl::Time end = In(kPatience);
-  while (resolver_->attached() > 1 && RealClock::Get().Now() < end) {
-    std::this_thread::yield();
-  }
-  EXPECT_EQ(resolver_->attached(), 1);
-  EXPECT_EQ(resolver_->in_flight(), 0);
-}
-
-TEST_P(TransportTest, Server_StopWithClients_ChannelsEndAndNothingIsHeld) {
-  StartHere(32);
-  std::vector<std::unique_ptr<TestBurst>> bursts;
-  for (int b = 0; b < 8; ++b) {
-    bursts.push_back(std::make_unique<TestBurst>(32, 30, kSlot));
-    for (uint32_t i = 0; i < 32; ++i) bursts.back()->SetPiece(i, handles_[i], 0);
-    ASSERT_TRUE(bursts.back()->Pull(*channel_, In(kPatience)).ok());
-  }
-  server_->Stop();
-  EXPECT_EQ(resolver_->in_flight(), 0);
-  for (const auto& burst : bursts) {
-    const absl::Status status = burst->Await().status;
-    EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;
-  }
-}
-
 TEST_P(TransportTest, Idle_ServerAndChannel_SleepInsteadOfSpinning) {
   StartHere(1);
   TestBurst burst(1, 1, kSlot);
@@ -593,19 +438,3 @@ TEST_P(TransportTest, Callback_SubmitsTheNextBurst_Chain) {
 
 }  // namespace
 }  // namespace kvt
-
-// This program is also its tests' children (transport_fixture.h).
-int main(int argc, char** argv) {
-  const auto backend = [](const char* name) {
-    return std::strcmp(name, "shm") == 0 ? kvt::Backend::kShm : kvt::Backend::kUcx;
-  };
-  uint32_t records = 0;
-  if (argc == 4 && std::strcmp(argv[1], "--serve") == 0 && absl::SimpleAtoi(argv[3], &records)) {
-    return kvt::ServeMain(backend(argv[2]), records);
-  }
-  if (argc == 5 && std::strcmp(argv[1], "--client") == 0 && absl::SimpleAtoi(argv[4], &records)) {
-    return kvt::ClientMain(backend(argv[2]), argv[3], records);
-  }
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}
