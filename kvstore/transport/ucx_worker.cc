@@ -6,9 +6,12 @@
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <ucs/debug/log_def.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdarg>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -16,12 +19,29 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
+#include "kernels/base/log.h"
 
 namespace kvt {
 namespace {
 
 // Longest sleep, so that a lost wake-up of the vendor library costs a delay and not a hang.
 constexpr absl::Duration kSleepMax = absl::Seconds(5);
+
+// UCX prints to the standard output by itself; what it says belongs in our log. Failures come back
+// as statuses too, so that its errors are no more than warnings here.
+ucs_log_func_rc_t LogOfUcx(const char*, unsigned, const char*, ucs_log_level_t level,
+                           const ucs_log_component_config_t*, const char* format,
+                           va_list arguments) {
+  if (level > UCS_LOG_LEVEL_WARN) return UCS_LOG_FUNC_RC_CONTINUE;
+  char text[512];
+  (void)std::vsnprintf(text, sizeof(text), format, arguments);
+  if (level == UCS_LOG_LEVEL_WARN) {
+    KVT_LOG(kInfo, "ucx: ", text);
+  } else {
+    KVT_LOG(kWarning, "ucx: ", text);
+  }
+  return UCS_LOG_FUNC_RC_STOP;
+}
 
 absl::Status Modify(ucp_config_t* config, const char* key, const std::string& value) {
   const ucs_status_t status = ucp_config_modify(config, key, value.c_str());
@@ -62,6 +82,11 @@ absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(const UcxOptions& o
 }
 
 absl::Status UcxWorker::Init() {
+  static const bool logs_redirected = [] {
+    ucs_log_push_handler(&LogOfUcx);
+    return true;
+  }();
+  KVT_CHECK(logs_redirected);
   ucp_config_t* config = nullptr;
   ucs_status_t status = ucp_config_read(nullptr, nullptr, &config);
   if (status != UCS_OK) return UcxError("ucx: reading the configuration", status);
