@@ -209,7 +209,7 @@ absl::Status PrefillEngine::OnSubmit(const Job& job) {
     }
   }
   const uint64_t slots =
-      static_cast<uint64_t>(job->plan.blocks()) * pool_.SlotsPerBlock(BlockState::kTarget);
+      static_cast<uint64_t>(job->plan.blocks()) * pool_.SlotsPerBlock(PoolBlockState::kTarget);
   if (slots > pool_.total()) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the prompt of ", job->tokens.size(), " tokens needs ", slots,
@@ -248,14 +248,14 @@ void PrefillEngine::GiveSlots(const Job& job) {
   const int blocks = job->plan.blocks();
   const auto layers = static_cast<size_t>(layers_);
   KVT_CHECK(pool_.TryReserve(static_cast<uint64_t>(blocks) *
-                             pool_.SlotsPerBlock(BlockState::kTarget)));
+                             pool_.SlotsPerBlock(PoolBlockState::kTarget)));
   job->table_row = free_rows_.back();
   free_rows_.pop_back();
   job->base_addresses.resize(static_cast<size_t>(blocks) * layers);
   job->residual_addresses.resize(static_cast<size_t>(blocks) * layers);
   job->table = std::make_shared<std::vector<SlotPair>>(static_cast<size_t>(blocks) * layers);
   for (size_t b = 0; b < static_cast<size_t>(blocks); ++b) {
-    job->pool_blocks.push_back(pool_.Allocate(BlockState::kTarget));
+    job->pool_blocks.push_back(pool_.Allocate(PoolBlockState::kTarget));
     const absl::Span<const SlotPair> pairs = pool_.Pairs(job->pool_blocks.back());
     for (size_t l = 0; l < layers; ++l) {
       job->base_addresses[b * layers + l] =

@@ -10,7 +10,7 @@
 namespace kvt {
 
 uint64_t SlotsFor(const SlotPool& pool, int blocks) {
-  return static_cast<uint64_t>(blocks) * pool.SlotsPerBlock(BlockState::kTarget);
+  return static_cast<uint64_t>(blocks) * pool.SlotsPerBlock(PoolBlockState::kTarget);
 }
 
 int BlocksFor(uint64_t tokens) {
@@ -33,14 +33,14 @@ SequenceSlots::~SequenceSlots() { KVT_CHECK(pool_ == nullptr, "blocks=", blocks_
 
 PoolBlock SequenceSlots::AppendOwn() {
   KVT_CHECK(static_cast<int>(blocks_.size()) < blocks_max_);
-  blocks_.push_back(pool_->Allocate(BlockState::kTarget));
+  blocks_.push_back(pool_->Allocate(PoolBlockState::kTarget));
   return blocks_.back();
 }
 
 void SequenceSlots::AppendShared(PoolBlock block) {
   KVT_CHECK(static_cast<int>(blocks_.size()) < blocks_max_);
   pool_->AddReference(block);
-  pool_->Unreserve(pool_->SlotsPerBlock(BlockState::kTarget));
+  pool_->Unreserve(pool_->SlotsPerBlock(PoolBlockState::kTarget));
   blocks_.push_back(block);
 }
 

@@ -12,9 +12,9 @@ SlotPool::SlotPool(int layers, uint32_t slot_count) : layers_(layers), total_(sl
   for (uint32_t slot = slot_count; slot > 0; --slot) free_.push_back(slot - 1);
 }
 
-uint32_t SlotPool::SlotsPerBlock(BlockState state) const {
+uint32_t SlotPool::SlotsPerBlock(PoolBlockState state) const {
   const auto layers = static_cast<uint32_t>(layers_);
-  return state == BlockState::kTarget ? 2 * layers : layers;
+  return state == PoolBlockState::kTarget ? 2 * layers : layers;
 }
 
 bool SlotPool::TryReserve(uint64_t slots) {
@@ -28,7 +28,7 @@ void SlotPool::Unreserve(uint64_t slots) {
   reserved_ -= static_cast<uint32_t>(slots);
 }
 
-PoolBlock SlotPool::Allocate(BlockState state) {
+PoolBlock SlotPool::Allocate(PoolBlockState state) {
   KVT_CHECK(SlotsPerBlock(state) <= reserved_, "reserved=", reserved_);
   if (free_blocks_.empty()) {
     free_blocks_.push_back(static_cast<uint32_t>(blocks_.size()));
@@ -42,7 +42,7 @@ PoolBlock SlotPool::Allocate(BlockState state) {
   block.pairs.resize(static_cast<size_t>(layers_));
   for (SlotPair& pair : block.pairs) {
     pair.base = TakeSlot();
-    pair.residual = state == BlockState::kTarget ? TakeSlot() : kSlotNone;
+    pair.residual = state == PoolBlockState::kTarget ? TakeSlot() : kSlotNone;
   }
   ++live_blocks_;
   return PoolBlock(index);
@@ -63,20 +63,20 @@ void SlotPool::Release(PoolBlock id, uint64_t after_step) {
 
 void SlotPool::Demote(PoolBlock id, uint64_t after_step) {
   Block& block = Get(id);
-  KVT_CHECK(block.state == BlockState::kTarget);
+  KVT_CHECK(block.state == PoolBlockState::kTarget);
   for (SlotPair& pair : block.pairs) {
     FreeSlot(pair.residual, after_step);
     pair.residual = kSlotNone;
   }
-  block.state = BlockState::kBase;
+  block.state = PoolBlockState::kBase;
 }
 
 void SlotPool::Restore(PoolBlock id) {
   Block& block = Get(id);
-  KVT_CHECK(block.state == BlockState::kBase);
+  KVT_CHECK(block.state == PoolBlockState::kBase);
   KVT_CHECK(static_cast<uint32_t>(layers_) <= reserved_, "reserved=", reserved_);
   for (SlotPair& pair : block.pairs) pair.residual = TakeSlot();
-  block.state = BlockState::kTarget;
+  block.state = PoolBlockState::kTarget;
 }
 
 void SlotPool::Retire(uint64_t step) {
@@ -97,7 +97,7 @@ void SlotPool::Retire(uint64_t step) {
 
 absl::Span<const SlotPair> SlotPool::Pairs(PoolBlock block) const { return Get(block).pairs; }
 
-BlockState SlotPool::State(PoolBlock block) const { return Get(block).state; }
+PoolBlockState SlotPool::State(PoolBlock block) const { return Get(block).state; }
 
 uint32_t SlotPool::References(PoolBlock block) const { return Get(block).references; }
 

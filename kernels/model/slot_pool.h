@@ -22,7 +22,7 @@
 namespace kvt {
 
 // A block's executable state: both planes on the device, or the BASE plane alone.
-enum class BlockState : uint8_t { kTarget = 0, kBase = 1 };
+enum class PoolBlockState : uint8_t { kTarget = 0, kBase = 1 };
 
 // A block held by a pool. Reused after its slots are free.
 using PoolBlock = StrongId<struct PoolBlockTag, uint32_t>;
@@ -34,14 +34,14 @@ class SlotPool {
   SlotPool& operator=(const SlotPool&) = delete;
 
   // Slots of one block in that state: `layers` for each plane.
-  [[nodiscard]] uint32_t SlotsPerBlock(BlockState state) const;
+  [[nodiscard]] uint32_t SlotsPerBlock(PoolBlockState state) const;
 
   // Sets slots aside for later Allocate calls, or changes nothing and returns false when fewer are
   // free and not set aside.
   [[nodiscard]] bool TryReserve(uint64_t slots);
   void Unreserve(uint64_t slots);
   // Takes the slots of a block from what was set aside (KVT_CHECKed). It has one reference.
-  [[nodiscard]] PoolBlock Allocate(BlockState state);
+  [[nodiscard]] PoolBlock Allocate(PoolBlockState state);
 
   // A second owner of the same content.
   void AddReference(PoolBlock block);
@@ -58,7 +58,7 @@ class SlotPool {
 
   // The block's slots, one pair a layer. Valid until the block changes.
   [[nodiscard]] absl::Span<const SlotPair> Pairs(PoolBlock block) const;
-  [[nodiscard]] BlockState State(PoolBlock block) const;
+  [[nodiscard]] PoolBlockState State(PoolBlock block) const;
   [[nodiscard]] uint32_t References(PoolBlock block) const;
 
   [[nodiscard]] uint32_t total() const { return total_; }
@@ -74,7 +74,7 @@ class SlotPool {
   struct Block {
     std::vector<SlotPair> pairs;
     uint32_t references = 0;
-    BlockState state = BlockState::kTarget;
+    PoolBlockState state = PoolBlockState::kTarget;
   };
   struct Retiring {
     uint64_t after_step;

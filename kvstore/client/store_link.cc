@@ -269,6 +269,14 @@ void StoreLink::Close() {
   if (api != nullptr) api->CloseSession(session).IgnoreError();
 }
 
+void StoreLink::ReportCorrupt(TicketRef ticket, std::vector<uint64_t> records) {
+  const absl::StatusOr<LinkSession> session = CurrentSession();
+  if (!session.ok()) return;
+  (void)calls_.TryRun([session = *session, ticket, records = std::move(records)] {
+    session.api->Verify(VerifyRequest{session.session, ticket, records}).IgnoreError();
+  });
+}
+
 // ---- jobs ----
 
 void StoreLink::StartJob(void (StoreLink::*job)()) {

@@ -95,6 +95,9 @@ class StoreLink {
   // Takes the ticket off the live list; true when it was there.
   bool Forget(TicketRef ticket);
 
+  // Has the store look at records whose bytes arrived corrupt, in the background.
+  void ReportCorrupt(TicketRef ticket, std::vector<uint64_t> records);
+
   // Hands the burst to the channel, at once or when earlier ones have ended; `fail` is called
   // instead, perhaps before this returns, when there is no channel of that incarnation or the lease
   // is over.

@@ -1,6 +1,8 @@
 #include "kvstore/client/transfer_table.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -270,6 +272,20 @@ void TransferTable::CloseEnds(Transfer& transfer, int ends) {
   if (transfer.open_ends.fetch_sub(ends, std::memory_order_acq_rel) == ends) Finish(transfer);
 }
 
+void TransferTable::ReportCorrupt(const Part& part) {
+  // By ticket: (id, epoch) -> records, each once.
+  std::map<std::pair<uint64_t, uint32_t>, std::set<uint64_t>> records;
+  for (size_t i = 0; i < part.statuses.size(); ++i) {
+    if (part.statuses[i] != PieceStatus::kCorrupt || i >= part.pulls.size()) continue;
+    const Piece& piece = part.pulls[i].piece;
+    records[{piece.ticket, piece.ticket_epoch}].insert(piece.handle);
+  }
+  for (const auto& [ticket, handles] : records) {
+    part.link->ReportCorrupt({TicketId(ticket.first), TicketEpoch(ticket.second)},
+                             {handles.begin(), handles.end()});
+  }
+}
+
 void TransferTable::Finish(Transfer& transfer) {
   TransferResult result;
   for (size_t p = 0; p < transfer.part_count; ++p) {
@@ -283,7 +299,10 @@ void TransferTable::Finish(Transfer& transfer) {
       corrupt += part.statuses[i] == PieceStatus::kCorrupt;
     }
     if (lost > 0) part.link->counters().lost_pieces += lost;
-    if (corrupt > 0) part.link->counters().corrupt_pieces += corrupt;
+    if (corrupt > 0) {
+      part.link->counters().corrupt_pieces += corrupt;
+      ReportCorrupt(part);
+    }
     result.bytes += part.bytes;
     result.bursts += part.accepted;
   }

@@ -85,6 +85,7 @@ class TransferTable {
   static void EndPart(Part& part, const BurstResult& result);
   static void FailPart(Part& part);
   void CloseEnds(Transfer& transfer, int ends);
+  static void ReportCorrupt(const Part& part);
   void Finish(Transfer& transfer);
 
   const TierClientConfig& config_;

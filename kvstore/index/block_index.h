@@ -168,6 +168,10 @@ class BlockIndex {
   // undefined. Seals the block when it is complete. False when the block went meanwhile.
   bool EndWrite(const RecordRange& range, bool arrived);
 
+  // The block's bytes are corrupt: nobody finds it any more, and it goes with its last pin. Unknown:
+  // nothing.
+  void Condemn(uint64_t block_handle);
+
   // Evicts the RESIDUAL plane alone of a block in the eviction order; false when it is not there.
   bool TryDropResidual(uint64_t block_handle);
 

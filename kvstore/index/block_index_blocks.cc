@@ -48,6 +48,15 @@ void BlockIndex::Unindex(uint32_t number) {
   block.indexed = false;
 }
 
+void BlockIndex::Condemn(uint64_t block_handle) {
+  const uint32_t number = BlockNumberOf(block_handle);
+  const Block* const block = table_.Find(number, GenerationOfHandle(block_handle));
+  if (block == nullptr || !block->indexed) return;
+  TakeFromOrder(number);
+  Unindex(number);
+  Settle(number);
+}
+
 void BlockIndex::Discard(uint32_t number) {
   Block& block = table_.At(number);
   if (block.state == BlockState::kWriting) arrivals_.End(block.arrivals);

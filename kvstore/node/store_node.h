@@ -71,6 +71,7 @@ class StoreNode final : public StoreApi, public PieceResolver {
   absl::StatusOr<LookupReply> Lookup(const LookupRequest& request) override;
   absl::StatusOr<ReserveReply> Reserve(const ReserveRequest& request) override;
   absl::StatusOr<SealReply> Seal(const SealRequest& request) override;
+  absl::Status Verify(const VerifyRequest& request) override;
   absl::Status Release(const ReleaseRequest& request) override;
   absl::Status CloseSession(SessionId session) override;
   absl::StatusOr<StoreStats> Stats() override { return StatsNow(); }

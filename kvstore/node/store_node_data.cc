@@ -3,6 +3,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kernels/base/log.h"
+#include "kernels/layout/checksum.h"
 #include "kvstore/node/store_node.h"
 
 namespace kvt {
@@ -89,6 +91,43 @@ void StoreNode::ResolvePull(SessionId session, absl::Span<const Piece> pieces,
 void StoreNode::ReleasePull(SessionId, absl::Span<const Piece> pieces) {
   MutexLock lock(mu_);
   for (const Piece& piece : pieces) index_.EndRead(piece.handle);
+}
+
+absl::Status StoreNode::Verify(const VerifyRequest& request) {
+  for (const uint64_t record : request.records) {
+    RecordRange range{request.ticket.id, request.ticket.epoch, record, 0, 0};
+    Geometry geometry;
+    uint64_t key_hash = 0;
+    uint64_t offset = 0;
+    std::vector<uint64_t> expected;
+    const Plane plane = PlaneOfRecord(record);
+    {
+      MutexLock lock(mu_);
+      const Session* const session = index_.FindSession(request.session);
+      if (session == nullptr) return absl::NotFoundError("no such session");
+      geometry = session->geometry;
+      range.length = geometry.RecordBytes();
+      if (index_.BeginRead(request.session, range, &offset) != Access::kOk) continue;
+      key_hash = index_.FindBlock(BlockHandleOf(record))->key.Hash64();
+      const absl::Span<const uint64_t> kept =
+          checksums_.Get(BlockOfRecord(record), GenerationOfHandle(record), plane);
+      expected.assign(kept.begin(), kept.end());
+    }
+    bool intact = true;
+    for (uint32_t slice = 0; slice < expected.size() && intact; ++slice) {
+      const std::byte* const bytes =
+          arena_.data() + offset + uint64_t{slice} * geometry.SliceBytes();
+      intact = SliceChecksum(bytes, geometry.SliceBytes(),
+                             ChecksumSeed(key_hash, plane, slice)) == expected[slice];
+    }
+    MutexLock lock(mu_);
+    index_.EndRead(record);
+    if (intact) continue;
+    ++checksum_failures_;
+    index_.Condemn(BlockHandleOf(record));
+    KVT_LOG(kWarning, "a stored block is corrupt and is given up: record ", record);
+  }
+  return absl::OkStatus();
 }
 
 void StoreNode::ResolvePush(SessionId session, absl::Span<const Piece> pieces,

@@ -102,6 +102,13 @@ struct SealReply {
   std::vector<Block> blocks;
 };
 
+// A reader found bytes of these records (PlaneRecordHandle) that differ from their checksums.
+struct VerifyRequest {
+  SessionId session;
+  TicketRef ticket;  // that has them pinned
+  std::vector<uint64_t> records;
+};
+
 struct ReleaseRequest {
   SessionId session;
   TicketRef ticket;
@@ -155,6 +162,9 @@ class StoreApi {
   virtual absl::StatusOr<LookupReply> Lookup(const LookupRequest& request) = 0;
   virtual absl::StatusOr<ReserveReply> Reserve(const ReserveRequest& request) = 0;
   virtual absl::StatusOr<SealReply> Seal(const SealRequest& request) = 0;
+  // The store compares the records with their checksums itself; a block that is corrupt is found by
+  // nobody any more, so that it can be written again, and goes with its last pin.
+  virtual absl::Status Verify(const VerifyRequest& request) = 0;
   // Drops the ticket's pins and unsealed reservations in this session. Idempotent.
   virtual absl::Status Release(const ReleaseRequest& request) = 0;
   virtual absl::Status CloseSession(SessionId session) = 0;

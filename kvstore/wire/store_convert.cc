@@ -240,6 +240,21 @@ absl::StatusOr<SealReply> FromWire(const kvtide::SealReply& from) {
   return to;
 }
 
+void ToWire(const VerifyRequest& from, kvtide::VerifyRequest* to) {
+  to->set_session(from.session.value());
+  ToWire(from.ticket, to->mutable_ticket());
+  to->mutable_records()->Add(from.records.begin(), from.records.end());
+}
+
+absl::StatusOr<VerifyRequest> FromWire(const kvtide::VerifyRequest& from) {
+  KVT_RETURN_IF_ERROR(CheckCount(from.records_size(), kPlanes * kSequenceBlocksMax, "records"));
+  VerifyRequest to;
+  to.session = SessionId(from.session());
+  to.ticket = FromWire(from.ticket());
+  to.records.assign(from.records().begin(), from.records().end());
+  return to;
+}
+
 void ToWire(const ReleaseRequest& from, kvtide::ReleaseRequest* to) {
   to->set_session(from.session.value());
   ToWire(from.ticket, to->mutable_ticket());

@@ -46,6 +46,12 @@ class StoreService final : public kvtide::Store::Service {
     if (!decoded.ok()) return rpc::ToGrpc(decoded.status(), context);
     return Answer(context, api_.Seal(*decoded), reply);
   }
+  grpc::Status Verify(grpc::ServerContext* context, const kvtide::VerifyRequest* request,
+                      kvtide::Empty*) override {
+    const absl::StatusOr<VerifyRequest> decoded = rpc::FromWire(*request);
+    if (!decoded.ok()) return rpc::ToGrpc(decoded.status(), context);
+    return rpc::ToGrpc(api_.Verify(*decoded), context);
+  }
   grpc::Status Release(grpc::ServerContext* context, const kvtide::ReleaseRequest* request,
                        kvtide::Empty*) override {
     return rpc::ToGrpc(api_.Release(rpc::FromWire(*request)), context);
@@ -109,6 +115,12 @@ class StoreStub final : public StoreApi {
     absl::StatusOr<SealReply> reply = Ask<kvtide::SealReply>(&kvtide::Store::Stub::Seal, wire);
     if (reply.ok()) KVT_RETURN_IF_ERROR(CheckAnswers(reply->blocks.size(), request.handles.size()));
     return reply;
+  }
+  absl::Status Verify(const VerifyRequest& request) override {
+    kvtide::VerifyRequest wire;
+    rpc::ToWire(request, &wire);
+    kvtide::Empty reply;
+    return peer_.Call(*stub_, &kvtide::Store::Stub::Verify, wire, &reply);
   }
   absl::Status Release(const ReleaseRequest& request) override {
     kvtide::ReleaseRequest wire;

@@ -76,6 +76,11 @@ absl::StatusOr<SealReply> GatedStore::Seal(const SealRequest& request) {
   if (passage.target == nullptr) return passage.status;
   return passage.target->Seal(request);
 }
+absl::Status GatedStore::Verify(const VerifyRequest& request) {
+  Passage passage(*this);
+  if (passage.target == nullptr) return passage.status;
+  return passage.target->Verify(request);
+}
 absl::Status GatedStore::Release(const ReleaseRequest& request) {
   Passage passage(*this);
   if (passage.target == nullptr) return passage.status;

@@ -30,6 +30,7 @@ class GatedStore final : public StoreApi {
   absl::StatusOr<LookupReply> Lookup(const LookupRequest& request) override;
   absl::StatusOr<ReserveReply> Reserve(const ReserveRequest& request) override;
   absl::StatusOr<SealReply> Seal(const SealRequest& request) override;
+  absl::Status Verify(const VerifyRequest& request) override;
   absl::Status Release(const ReleaseRequest& request) override;
   absl::Status CloseSession(SessionId session) override;
   absl::StatusOr<StoreStats> Stats() override;

@@ -26,7 +26,7 @@ std::set<uint32_t> SlotsOf(const SlotPool& pool, PoolBlock block) {
 TEST(SlotPool_Test, Allocate_TargetBlock_TakesTwoSlotsALayer) {
   SlotPool pool(kLayers, 20);
   ASSERT_TRUE(pool.TryReserve(6));
-  const PoolBlock block = pool.Allocate(BlockState::kTarget);
+  const PoolBlock block = pool.Allocate(PoolBlockState::kTarget);
   EXPECT_EQ(SlotsOf(pool, block).size(), 6u);
   EXPECT_EQ(pool.free(), 14u);
   EXPECT_EQ(pool.reserved(), 0u);
@@ -45,7 +45,7 @@ TEST(SlotPool_Test, TryReserve_MoreThanAvailable_ChangesNothing) {
 TEST(SlotPool_Test, Release_StepStillRuns_SlotsComeBackWhenItRetires) {
   SlotPool pool(kLayers, 6);
   ASSERT_TRUE(pool.TryReserve(6));
-  const PoolBlock block = pool.Allocate(BlockState::kTarget);
+  const PoolBlock block = pool.Allocate(PoolBlockState::kTarget);
   pool.Release(block, 5);
   EXPECT_EQ(pool.free(), 0u);
   EXPECT_EQ(pool.retiring(), 6u);
@@ -60,14 +60,14 @@ TEST(SlotPool_Test, Release_StepAlreadyRetired_SlotsAreFreeAtOnce) {
   SlotPool pool(kLayers, 6);
   pool.Retire(9);
   ASSERT_TRUE(pool.TryReserve(6));
-  pool.Release(pool.Allocate(BlockState::kTarget), 9);
+  pool.Release(pool.Allocate(PoolBlockState::kTarget), 9);
   EXPECT_EQ(pool.free(), 6u);
 }
 
 TEST(SlotPool_Test, Release_SharedBlock_LastOwnerFrees) {
   SlotPool pool(kLayers, 6);
   ASSERT_TRUE(pool.TryReserve(6));
-  const PoolBlock block = pool.Allocate(BlockState::kTarget);
+  const PoolBlock block = pool.Allocate(PoolBlockState::kTarget);
   pool.AddReference(block);
   pool.Release(block, 0);
   EXPECT_EQ(pool.References(block), 1u);
@@ -80,18 +80,18 @@ TEST(SlotPool_Test, Release_SharedBlock_LastOwnerFrees) {
 TEST(SlotPool_Test, Demote_TargetBlock_FreesHalfBehindTheStepAndRestoreTakesItAgain) {
   SlotPool pool(kLayers, 6);
   ASSERT_TRUE(pool.TryReserve(6));
-  const PoolBlock block = pool.Allocate(BlockState::kTarget);
+  const PoolBlock block = pool.Allocate(PoolBlockState::kTarget);
   std::vector<uint32_t> base;
   for (const SlotPair& pair : pool.Pairs(block)) base.push_back(pair.base);
   pool.Demote(block, 2);
-  EXPECT_EQ(pool.State(block), BlockState::kBase);
+  EXPECT_EQ(pool.State(block), PoolBlockState::kBase);
   EXPECT_EQ(SlotsOf(pool, block).size(), 3u);
   EXPECT_EQ(pool.free(), 0u);
   pool.Retire(2);
   EXPECT_EQ(pool.free(), 3u);
   ASSERT_TRUE(pool.TryReserve(3));
   pool.Restore(block);
-  EXPECT_EQ(pool.State(block), BlockState::kTarget);
+  EXPECT_EQ(pool.State(block), PoolBlockState::kTarget);
   for (int layer = 0; layer < kLayers; ++layer) {
     EXPECT_EQ(pool.Pairs(block)[static_cast<size_t>(layer)].base, base[static_cast<size_t>(layer)]);
   }
@@ -100,13 +100,13 @@ TEST(SlotPool_Test, Demote_TargetBlock_FreesHalfBehindTheStepAndRestoreTakesItAg
 
 TEST(SlotPool_DeathTest, Allocate_NothingSetAside_IsABug) {
   SlotPool pool(kLayers, 6);
-  EXPECT_DEATH((void)pool.Allocate(BlockState::kTarget), "reserved=0");
+  EXPECT_DEATH((void)pool.Allocate(PoolBlockState::kTarget), "reserved=0");
 }
 
 TEST(SlotPool_DeathTest, Release_FreedBlock_IsABug) {
   SlotPool pool(kLayers, 6);
   ASSERT_TRUE(pool.TryReserve(6));
-  const PoolBlock block = pool.Allocate(BlockState::kTarget);
+  const PoolBlock block = pool.Allocate(PoolBlockState::kTarget);
   pool.Release(block, 0);
   EXPECT_DEATH(pool.Release(block, 0), "block=");
 }
@@ -124,7 +124,7 @@ TEST(SlotPool_Test, RandomOperations_AgainstAPlainModel_NeverShareOrLoseASlot) {
   for (int i = 0; i < 20000; ++i) {
     const uint64_t action = random.Next() % 5;
     if (action == 0) {
-      const BlockState state = random.Next() % 2 ? BlockState::kTarget : BlockState::kBase;
+      const PoolBlockState state = random.Next() % 2 ? PoolBlockState::kTarget : PoolBlockState::kBase;
       if (pool.TryReserve(pool.SlotsPerBlock(state))) held.push_back(pool.Allocate(state));
     } else if (action == 1 && !held.empty()) {
       std::swap(held[random.Next() % held.size()], held.back());
@@ -134,7 +134,7 @@ TEST(SlotPool_Test, RandomOperations_AgainstAPlainModel_NeverShareOrLoseASlot) {
       held.pop_back();
     } else if (action == 2 && !held.empty()) {
       const PoolBlock block = held[random.Next() % held.size()];
-      if (pool.State(block) == BlockState::kTarget) {
+      if (pool.State(block) == PoolBlockState::kTarget) {
         retiring.emplace_back(step + 1, kLayers);
         pool.Demote(block, step + 1);
       } else if (pool.TryReserve(kLayers)) {
