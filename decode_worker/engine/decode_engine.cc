@@ -13,6 +13,7 @@ namespace {
 constexpr absl::Duration kIdleWait = absl::Seconds(5);
 constexpr absl::Duration kTickInterval = absl::Seconds(1);
 constexpr absl::Duration kRetryPause = absl::Milliseconds(200);
+constexpr absl::Duration kResumePause = absl::Milliseconds(500);
 constexpr absl::Duration kEngineAnswer = absl::Seconds(5);
 // Control calls and completions that may wait for the engine thread.
 constexpr size_t kEngineQueueMax = 64 * 1024;
@@ -419,7 +420,10 @@ void DecodeEngine::Resume(const Seq& seq, int blocks_lost) {
   deps_.metrics->Resumed();
   seq->Enter(SequencePhase::kResuming);
   seq->resume_until = deps_.clock->Now() + options_.resume_timeout;
-  SendResume(seq, blocks_lost);
+  // The first attempt at once; others give the stores time.
+  At(deps_.clock->Now() + (seq->resumes - 1) * kResumePause, [this, seq, blocks_lost] {
+    if (seq->phase == SequencePhase::kResuming) SendResume(seq, blocks_lost);
+  });
   At(seq->resume_until, [this, seq, attempt = seq->resumes] {
     if (seq->phase != SequencePhase::kResuming || seq->resumes != attempt) return;
     Fail(seq, absl::DeadlineExceededError("lost blocks of the request were not computed in time"));

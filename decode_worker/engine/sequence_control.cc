@@ -6,11 +6,22 @@
 #include "kernels/base/check.h"
 
 namespace kvt {
+namespace {
+
+// How long a sequence waits for stores that could not be asked for its blocks.
+constexpr absl::Duration kStoreWait = absl::Seconds(1);
+
+}  // namespace
 
 std::vector<PlacedBlock> OpenSequence(TierClient& tier, const Sequence& sequence) {
   std::vector<TierBlock> names(sequence.names.blocks().begin(), sequence.names.blocks().end());
   if (sequence.names.HasTail()) names.push_back(sequence.names.Tail());
   LookupResult found = tier.Lookup(sequence.ticket, names);
+  if (!found.unreachable.empty()) {
+    // Just started, or a store is coming back: a moment is cheaper than computing again.
+    (void)tier.WaitConnected(kStoreWait);
+    found = tier.Lookup(sequence.ticket, names);
+  }
   const Ticket& ticket = sequence.ticket.ticket;
   const uint64_t known = static_cast<uint64_t>(sequence.names.tokens());
   const uint64_t all = uint64_t{ticket.prompt_tokens} + ticket.output_tokens_max;
