@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 
 namespace kvt {
@@ -107,6 +108,15 @@ absl::Status OfferHandOver(const DecodeConnector& connect, const Placement& plac
   request.stop_tokens = job.stop_tokens;
   request.figures = job.figures;
   return decode->HandOver(request);
+}
+
+bool IsRetryable(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) || absl::IsUnavailable(status) ||
+         absl::IsDeadlineExceeded(status);
+}
+
+absl::Status Annotate(const absl::Status& status, absl::string_view what) {
+  return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
 }
 
 }  // namespace kvt

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "kvstore/client/ticket_gate.h"
 #include "kvstore/client/tier_client.h"
 #include "kvstore/wire/coordinator_api.h"
@@ -50,5 +51,10 @@ absl::Status OfferHandOver(const DecodeConnector& connect, const Placement& plac
 
 // Blocks that decoding will complete behind `tokens` known ones, at most.
 uint32_t OutputBlocks(uint64_t tokens, uint64_t output_tokens);
+
+// Whether the same call may succeed a little later.
+bool IsRetryable(const absl::Status& status);
+// The status with "what: " before its message.
+absl::Status Annotate(const absl::Status& status, absl::string_view what);
 
 }  // namespace kvt

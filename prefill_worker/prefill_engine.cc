@@ -1,3 +1,4 @@
+// Jobs, steps and the hand-over. What the engine has with the tier: prefill_engine_tier.cc.
 #include "prefill_worker/prefill_engine.h"
 
 #include <algorithm>
@@ -27,37 +28,7 @@ SampleParams ToSampleParams(const SamplingParams& sampling, uint64_t position) {
   return params;
 }
 
-bool IsRetryable(const absl::Status& status) {
-  return absl::IsResourceExhausted(status) || absl::IsUnavailable(status) ||
-         absl::IsDeadlineExceeded(status);
-}
-
-absl::Status Annotate(const absl::Status& status, absl::string_view what) {
-  return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
-}
-
 }  // namespace
-
-struct PrefillEngine::PushSet {
-  struct Entry {
-    Job job;
-    int block;
-  };
-  // What one TierPush borrows until it is done: one layer of a step, or all layers of a repair.
-  struct Part {
-    std::vector<Entry> entries;
-    std::vector<PushBlock> blocks;
-    std::vector<TransferOutcome> outcomes;
-    int layer_begin = 0;
-    int layer_end = 0;
-    absl::Time began;
-  };
-  uint64_t step = 0;
-  std::vector<Entry> entries;
-  std::vector<std::unique_ptr<Part>> parts;
-  int unfinished = 0;
-  bool all_sent = false;
-};
 
 absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(const PrefillOptions& options,
                                                                      PrefillEngineDeps deps) {
@@ -157,28 +128,6 @@ void PrefillEngine::Stop() {
   });
 }
 
-template <typename Result>
-void PrefillEngine::Control(const Job& job, std::function<Result()> call,
-                            std::function<void(Result)> then) {
-  ++job->pending;
-  const bool queued = deps_.control->TryRun([this, job, call = std::move(call),
-                                             then = std::move(then)] {
-    auto result = std::make_shared<Result>(call());
-    queue_.Post([this, job, result, then] {
-      --job->pending;
-      if (job->phase == PrefillPhase::kEnding) {
-        MaybeForget(job);
-      } else {
-        then(std::move(*result));
-      }
-    });
-  });
-  if (!queued) {
-    --job->pending;
-    End(job, absl::ResourceExhaustedError("the prefill worker has too many calls in progress"));
-  }
-}
-
 void PrefillEngine::At(absl::Time time, Task task) { timers_.emplace(time, std::move(task)); }
 
 absl::Duration PrefillEngine::UntilNextTimer() const {
@@ -272,73 +221,6 @@ void PrefillEngine::FreeSlots(const Job& job) {
   job->pool_blocks.clear();
   if (job->table_row >= 0) free_rows_.push_back(job->table_row);
   job->table_row = -1;
-}
-
-void PrefillEngine::Open(const Job& job) {
-  Control<OpenOutcome>(
-      job, [this, job] { return OpenJob(*deps_.tier, *job); },
-      [this, job](OpenOutcome outcome) { OnOpened(job, std::move(outcome)); });
-}
-
-void PrefillEngine::OnOpened(const Job& job, OpenOutcome outcome) {
-  if (!outcome.status.ok()) {
-    if (IsRetryable(outcome.status) && deps_.clock->Now() < job->wait_until) {
-      At(deps_.clock->Now() + kRetryPause, [this, job] {
-        if (job->phase == PrefillPhase::kOpening) Open(job);
-      });
-      return;
-    }
-    End(job, Annotate(outcome.status, absl::StrCat("the stores cannot take this request (",
-                                                   job->plan.blocks(), " blocks)")));
-    return;
-  }
-  job->blocks = std::move(outcome.blocks);
-  for (int b = 0; b < job->plan.blocks(); ++b) {
-    if (!outcome.present[static_cast<size_t>(b)]) continue;
-    job->plan.SetPresent(b, true);
-    job->pull_blocks.push_back(b);
-  }
-  if (job->pull_blocks.empty()) {
-    StartCompute(job);
-  } else {
-    Pull(job);
-  }
-}
-
-void PrefillEngine::Pull(const Job& job) {
-  job->Enter(PrefillPhase::kPulling);
-  for (const int b : job->pull_blocks) {
-    const size_t at = static_cast<size_t>(b) * static_cast<size_t>(layers_);
-    job->pull_list.push_back({.ticket = job->ticket.ref(),
-                              .block = &job->blocks[static_cast<size_t>(b)].place,
-                              .base = &job->base_addresses[at],
-                              .residual = &job->residual_addresses[at]});
-  }
-  job->pull_outcomes.resize(job->pull_list.size(), TransferOutcome::kSkipped);
-  ++job->pending;
-  job->pull = deps_.tier->Pull(
-      {.blocks = job->pull_list,
-       .layer_begin = 0,
-       .layer_end = layers_,
-       .outcomes = absl::MakeSpan(job->pull_outcomes),
-       .done = [this, job](const TransferResult& result) {
-         queue_.Post([this, job, result] { OnPulled(job, result); });
-       }});
-}
-
-void PrefillEngine::OnPulled(const Job& job, const TransferResult& result) {
-  --job->pending;
-  job->pull = TransferId();
-  if (job->phase == PrefillPhase::kEnding) return MaybeForget(job);
-  job->figures.pulled_bytes += result.bytes;
-  job->figures.pull_bursts += result.bursts;
-  for (size_t i = 0; i < job->pull_outcomes.size(); ++i) {
-    if (job->pull_outcomes[i] == TransferOutcome::kOk) continue;
-    const int b = job->pull_blocks[i];
-    job->plan.SetPresent(b, false);  // a miss: computed again, and placed again at the end
-    job->blocks[static_cast<size_t>(b)] = {.place = {}, .push = true, .sealed = false};
-  }
-  StartCompute(job);
 }
 
 void PrefillEngine::StartCompute(const Job& job) {
@@ -444,129 +326,6 @@ void PrefillEngine::OnFirstToken(const Job& job, int32_t token) {
   job->wait_until = deps_.clock->Now() + options_.store_wait;
   Report(job, RequestPhase::kHandOver, "");
   MaybeSeal(job);
-}
-
-PrefillEngine::PushSetPtr PrefillEngine::NewPushSet(uint64_t step) {
-  auto set = std::make_shared<PushSet>();
-  set->step = step;
-  ++unpushed_sets_;
-  return set;
-}
-
-void PrefillEngine::AddToPushSet(PushSet& set, const Job& job, int block) {
-  set.entries.push_back({job, block});
-}
-
-void PrefillEngine::SendPushes(const PushSetPtr& set, int layer_begin, int layer_end) {
-  auto part = std::make_unique<PushSet::Part>();
-  part->layer_begin = layer_begin;
-  part->layer_end = layer_end;
-  part->began = deps_.clock->Now();
-  for (const PushSet::Entry& entry : set->entries) {
-    PrefillJob& job = *entry.job;
-    if (job.phase == PrefillPhase::kEnding) continue;
-    const size_t at = static_cast<size_t>(entry.block) * static_cast<size_t>(layers_) +
-                      static_cast<size_t>(layer_begin);
-    part->entries.push_back(entry);
-    part->blocks.push_back({.ticket = job.ticket.ref(),
-                            .block = &job.blocks[static_cast<size_t>(entry.block)].place,
-                            .base = &job.base_addresses[at],
-                            .residual = &job.residual_addresses[at]});
-    ++job.pushes_in_flight;
-  }
-  if (part->blocks.empty()) return;
-  part->outcomes.resize(part->blocks.size(), TransferOutcome::kSkipped);
-  const int index = static_cast<int>(set->parts.size());
-  PushSet::Part& sent = *part;
-  set->parts.push_back(std::move(part));
-  ++set->unfinished;
-  deps_.tier->Push({.blocks = sent.blocks,
-                    .layer_begin = layer_begin,
-                    .layer_end = layer_end,
-                    .outcomes = absl::MakeSpan(sent.outcomes),
-                    .done = [this, set, index](const TransferResult& result) {
-                      queue_.Post([this, set, index, result] { OnPushed(set, index, result); });
-                    }});
-}
-
-void PrefillEngine::OnPushed(const PushSetPtr& set, int index, const TransferResult& result) {
-  PushSet::Part& part = *set->parts[static_cast<size_t>(index)];
-  if (deps_.trace != nullptr) {
-    deps_.trace->Span("push", set->step, part.layer_begin, part.began, deps_.clock->Now(),
-                      result.bytes);
-  }
-  deps_.metrics->Pushed(result.bytes, result.blocks_lost);
-  const uint64_t block_bytes = 2 * deps_.transformer->geometry().SlotBytes() *
-                               static_cast<uint64_t>(part.layer_end - part.layer_begin);
-  for (size_t i = 0; i < part.entries.size(); ++i) {
-    PrefillJob& job = *part.entries[i].job;
-    --job.pushes_in_flight;
-    if (part.outcomes[i] == TransferOutcome::kOk) job.figures.pushed_bytes += block_bytes;
-  }
-  // Each job once: its part of a burst, and whether it can go on.
-  for (size_t i = 0; i < part.entries.size(); ++i) {
-    const Job& job = part.entries[i].job;
-    if (i + 1 < part.entries.size() && part.entries[i + 1].job == job) continue;
-    job->figures.push_bursts += result.bursts;
-    if (job->phase == PrefillPhase::kEnding) {
-      MaybeForget(job);
-    } else {
-      MaybeSeal(job);
-    }
-  }
-  part.entries.clear();
-  part.blocks.clear();
-  if (--set->unfinished == 0 && set->all_sent) --unpushed_sets_;
-}
-
-void PrefillEngine::MaybeSeal(const Job& job) {
-  if (job->phase != PrefillPhase::kFlushing || job->pushes_in_flight > 0) return;
-  job->Enter(PrefillPhase::kSealing);
-  if (deps_.trace != nullptr) deps_.trace->Flush();
-  std::vector<int> blocks;
-  std::vector<PlacedBlock> places;
-  for (int b = 0; b < job->plan.blocks(); ++b) {
-    const JobBlock& block = job->blocks[static_cast<size_t>(b)];
-    if (!block.push || block.sealed) continue;
-    blocks.push_back(b);
-    places.push_back(block.place);
-  }
-  Control<SealOutcomes>(
-      job,
-      [this, job, blocks, places] { return SealBlocks(*deps_.tier, *job, blocks, places); },
-      [this, job](SealOutcomes outcomes) { OnSealed(job, std::move(outcomes)); });
-}
-
-void PrefillEngine::OnSealed(const Job& job, SealOutcomes outcomes) {
-  for (const int b : outcomes.sealed) job->blocks[static_cast<size_t>(b)].sealed = true;
-  const bool again = !outcomes.repaired.empty() || !outcomes.homeless.empty();
-  if (!again) {
-    FreeSlots(job);
-    job->Enter(PrefillPhase::kHandingOver);
-    job->wait_until = deps_.clock->Now() + options_.hand_over_wait;
-    return HandOver(job);
-  }
-  const bool out_of_time = !outcomes.homeless.empty() && deps_.clock->Now() >= job->wait_until;
-  if (++job->repairs > kBlockRepairsMax && (outcomes.homeless.empty() || out_of_time)) {
-    return End(job, absl::UnavailableError(absl::StrCat(
-                        outcomes.homeless.size() + outcomes.repaired.size(),
-                        " blocks of the prompt could not be stored: no store kept them")));
-  }
-  deps_.metrics->BlocksRepaired(static_cast<int>(outcomes.repaired.size()));
-  job->Enter(PrefillPhase::kFlushing);
-  for (const int b : outcomes.homeless) job->blocks[static_cast<size_t>(b)].place = PlacedBlock();
-  if (outcomes.repaired.empty()) {
-    At(deps_.clock->Now() + kRetryPause, [this, job] { MaybeSeal(job); });
-    return;
-  }
-  const PushSetPtr set = NewPushSet(job->last_step);
-  for (size_t i = 0; i < outcomes.repaired.size(); ++i) {
-    const int b = outcomes.repaired[i];
-    job->blocks[static_cast<size_t>(b)].place = outcomes.repaired_places[i];
-    AddToPushSet(*set, job, b);
-  }
-  set->all_sent = true;
-  SendPushes(set, 0, layers_);
 }
 
 void PrefillEngine::Place(const Job& job) {

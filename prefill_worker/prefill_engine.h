@@ -91,7 +91,26 @@ class PrefillEngine {
  private:
   using Job = std::shared_ptr<PrefillJob>;
   // The pushes of one step or one repair.
-  struct PushSet;
+  struct PushSet {
+    struct Entry {
+      Job job;
+      int block;
+    };
+    // What one TierPush borrows until it is done: one layer of a step, or all layers of a repair.
+    struct Part {
+      std::vector<Entry> entries;
+      std::vector<PushBlock> blocks;
+      std::vector<TransferOutcome> outcomes;
+      int layer_begin = 0;
+      int layer_end = 0;
+      absl::Time began;
+    };
+    uint64_t step = 0;
+    std::vector<Entry> entries;
+    std::vector<std::unique_ptr<Part>> parts;
+    int unfinished = 0;
+    bool all_sent = false;
+  };
   using PushSetPtr = std::shared_ptr<PushSet>;
 
   PrefillEngine(const PrefillOptions& options, PrefillEngineDeps deps);
@@ -162,5 +181,27 @@ class PrefillEngine {
   mutable Mutex mu_;
   LoadReport load_ ABSL_GUARDED_BY(mu_);
 };
+
+template <typename Result>
+void PrefillEngine::Control(const Job& job, std::function<Result()> call,
+                            std::function<void(Result)> then) {
+  ++job->pending;
+  const bool queued = deps_.control->TryRun([this, job, call = std::move(call),
+                                             then = std::move(then)] {
+    auto result = std::make_shared<Result>(call());
+    queue_.Post([this, job, result, then] {
+      --job->pending;
+      if (job->phase == PrefillPhase::kEnding) {
+        MaybeForget(job);
+      } else {
+        then(std::move(*result));
+      }
+    });
+  });
+  if (!queued) {
+    --job->pending;
+    End(job, absl::ResourceExhaustedError("the prefill worker has too many calls in progress"));
+  }
+}
 
 }  // namespace kvt

@@ -1,3 +1,4 @@
+// Requests and steps. What the engine has with the tier: decode_engine_tier.cc.
 #include "decode_worker/engine/decode_engine.h"
 
 #include <algorithm>
@@ -11,9 +12,7 @@ namespace kvt {
 namespace {
 
 constexpr absl::Duration kIdleWait = absl::Seconds(5);
-constexpr absl::Duration kTickInterval = absl::Seconds(1);
-constexpr absl::Duration kRetryPause = absl::Milliseconds(200);
-constexpr absl::Duration kResumePause = absl::Milliseconds(500);
+constexpr absl::Duration kTickInterval = absl::Milliseconds(250);
 constexpr absl::Duration kEngineAnswer = absl::Seconds(5);
 // Control calls and completions that may wait for the engine thread.
 constexpr size_t kEngineQueueMax = 64 * 1024;
@@ -28,11 +27,6 @@ SampleParams ToSampleParams(const SamplingParams& sampling, uint64_t position) {
   params.seed = sampling.seed;
   params.position = position;
   return params;
-}
-
-bool IsRetryable(const absl::Status& status) {
-  return absl::IsResourceExhausted(status) || absl::IsUnavailable(status) ||
-         absl::IsDeadlineExceeded(status);
 }
 
 }  // namespace
@@ -152,25 +146,6 @@ void DecodeEngine::Stop() {
       Fail(seq, absl::UnavailableError("the decode worker is stopping"));
     }
   });
-}
-
-template <typename Result>
-void DecodeEngine::Control(const Seq& seq, std::function<Result()> call,
-                           std::function<void(Result)> then) {
-  ++seq->pending;
-  const bool queued = deps_.control->TryRun([this, seq, call = std::move(call),
-                                             then = std::move(then)] {
-    auto result = std::make_shared<Result>(call());
-    queue_.Post([this, seq, result, then] {
-      --seq->pending;
-      then(std::move(*result));
-      MaybeForget(seq);
-    });
-  });
-  if (!queued) {
-    --seq->pending;
-    Fail(seq, absl::ResourceExhaustedError("the decode worker has too many calls in progress"));
-  }
 }
 
 void DecodeEngine::At(absl::Time time, Task task) { timers_.emplace(time, std::move(task)); }
@@ -297,109 +272,6 @@ bool DecodeEngine::TakeToken(const Seq& seq, int32_t token) {
   return false;
 }
 
-void DecodeEngine::OnOpened(const Seq& seq, std::vector<PlacedBlock> places) {
-  --seq->pending;
-  if (seq->phase == SequencePhase::kDraining) {
-    deps_.tier->Release(seq->ticket.ref());  // the lookup may have pinned after the end
-    return MaybeForget(seq);
-  }
-  seq->places = std::move(places);
-  const int lost = static_cast<int>(
-      std::count_if(seq->places.begin(), seq->places.end(), [](const PlacedBlock& place) {
-        return place.presence != BlockPresence::kExact;
-      }));
-  if (lost > 0) {
-    deps_.metrics->Pulled(0, 0, lost);
-    return Resume(seq, lost);
-  }
-  seq->Enter(SequencePhase::kPulling);
-  seq->pull_started = false;
-  pulls_.Add(seq->id, static_cast<uint64_t>(seq->blocks()) * seq->figures.block_bytes,
-             deps_.clock->Now());
-}
-
-void DecodeEngine::StartPulls() {
-  for (auto next = pulls_.Start(); next.has_value(); next = pulls_.Start()) {
-    Pull(sequences_.at(*next));
-  }
-}
-
-void DecodeEngine::Pull(const Seq& seq) {
-  seq->pull_started = true;
-  const int blocks = seq->blocks();
-  const auto layers = static_cast<size_t>(layers_);
-  seq->loaded.resize(static_cast<size_t>(blocks), false);
-  int shared = 0;
-  for (int b = static_cast<int>(seq->slots.blocks().size()); b < seq->slots.blocks_max(); ++b) {
-    const bool full = b < static_cast<int>(seq->names.blocks().size());
-    const auto found =
-        full ? shared_.Find(seq->names.blocks()[static_cast<size_t>(b)].name.key) : std::nullopt;
-    if (found.has_value()) {
-      seq->slots.AppendShared(*found);
-      seq->loaded[static_cast<size_t>(b)] = true;
-      ++shared;
-    } else {
-      seq->slots.AppendOwn();
-    }
-    for (const SlotPair& pair : pool_.Pairs(seq->slots.blocks().back())) {
-      seq->base_addresses.push_back(
-          reinterpret_cast<std::byte*>(deps_.cache->SlotAddress(pair.base)));
-      seq->residual_addresses.push_back(
-          reinterpret_cast<std::byte*>(deps_.cache->SlotAddress(pair.residual)));
-    }
-  }
-  deps_.metrics->Shared(shared);
-  seq->pull_blocks.clear();
-  seq->pull_list.clear();
-  for (int b = 0; b < blocks; ++b) {
-    const auto i = static_cast<size_t>(b);
-    if (seq->loaded[i]) continue;
-    seq->pull_blocks.push_back(b);
-    seq->pull_list.push_back({.ticket = seq->ticket.ref(),
-                              .block = &seq->places[i],
-                              .base = &seq->base_addresses[i * layers],
-                              .residual = &seq->residual_addresses[i * layers]});
-  }
-  seq->pull_outcomes.assign(seq->pull_list.size(), TransferOutcome::kSkipped);
-  if (seq->pull_list.empty()) {
-    pulls_.Finished();
-    return StartRunning(seq);
-  }
-  ++seq->pending;
-  seq->pull = deps_.tier->Pull({.blocks = seq->pull_list,
-                                .layer_begin = 0,
-                                .layer_end = layers_,
-                                .outcomes = absl::MakeSpan(seq->pull_outcomes),
-                                .done = [this, seq](const TransferResult& result) {
-                                  queue_.Post([this, seq, result] { OnPulled(seq, result); });
-                                }});
-}
-
-void DecodeEngine::OnPulled(const Seq& seq, const TransferResult& result) {
-  --seq->pending;
-  seq->pull = TransferId();
-  pulls_.Finished();
-  deps_.metrics->Pulled(result.bytes, result.blocks_ok, result.blocks_lost);
-  if (seq->phase == SequencePhase::kDraining) return MaybeForget(seq);
-  seq->figures.pulled_bytes += result.bytes;
-  seq->figures.pull_bursts += result.bursts;
-  int lost = 0;
-  for (size_t i = 0; i < seq->pull_blocks.size(); ++i) {
-    const auto b = static_cast<size_t>(seq->pull_blocks[i]);
-    if (seq->pull_outcomes[i] != TransferOutcome::kOk) {
-      ++lost;
-      continue;
-    }
-    seq->loaded[b] = true;
-    ++seq->figures.blocks_pulled;
-    if (b < seq->names.blocks().size()) {
-      shared_.Publish(seq->names.blocks()[b].name.key, seq->slots.blocks()[b]);
-    }
-  }
-  if (lost > 0) return Resume(seq, lost);
-  StartRunning(seq);
-}
-
 void DecodeEngine::StartRunning(const Seq& seq) {
   seq->Enter(SequencePhase::kRunning);
   const int blocks = seq->slots.blocks_max();
@@ -407,52 +279,6 @@ void DecodeEngine::StartRunning(const Seq& seq) {
       seq->table_row, blocks,
       std::make_shared<const std::vector<SlotPair>>(seq->slots.Table(0, blocks)));
   schedule_.Add(seq->id);
-}
-
-void DecodeEngine::Resume(const Seq& seq, int blocks_lost) {
-  if (++seq->resumes > kResumesMax) {
-    return Fail(seq, absl::UnavailableError(
-                         absl::StrCat(blocks_lost, " stored blocks of the request were lost, and ",
-                                      kResumesMax, " attempts to compute them again failed")));
-  }
-  KVT_LOG(kInfo, "request ", seq->ticket.ticket.id.value(), ": ", blocks_lost,
-          " stored blocks are lost; back to prefill");
-  deps_.metrics->Resumed();
-  seq->Enter(SequencePhase::kResuming);
-  seq->resume_until = deps_.clock->Now() + options_.resume_timeout;
-  // The first attempt at once; others give the stores time.
-  At(deps_.clock->Now() + (seq->resumes - 1) * kResumePause, [this, seq, blocks_lost] {
-    if (seq->phase == SequencePhase::kResuming) SendResume(seq, blocks_lost);
-  });
-  At(seq->resume_until, [this, seq, attempt = seq->resumes] {
-    if (seq->phase != SequencePhase::kResuming || seq->resumes != attempt) return;
-    Fail(seq, absl::DeadlineExceededError("lost blocks of the request were not computed in time"));
-  });
-}
-
-void DecodeEngine::SendResume(const Seq& seq, int blocks_lost) {
-  ResumeRequest request;
-  request.tokens = seq->tokens;
-  request.prompt_tokens = seq->prompt_tokens;
-  request.sampling = seq->sampling;
-  request.stop_tokens = seq->stop_tokens;
-  Control<absl::Status>(
-      seq,
-      [this, ticket = seq->ticket.signed_ticket, request, blocks_lost] {
-        return ResumeSequence(*deps_.coordinator, deps_.connect_prefill, ticket, request,
-                              absl::StrCat(blocks_lost, " stored blocks are lost"));
-      },
-      [this, seq, blocks_lost](absl::Status status) {
-        if (status.ok() || seq->phase != SequencePhase::kResuming) return;
-        if (!IsRetryable(status) || deps_.clock->Now() + kRetryPause >= seq->resume_until) {
-          return Fail(seq, absl::Status(status.code(),
-                                        absl::StrCat("lost blocks cannot be computed again: ",
-                                                     status.message())));
-        }
-        At(deps_.clock->Now() + kRetryPause, [this, seq, blocks_lost] {
-          if (seq->phase == SequencePhase::kResuming) SendResume(seq, blocks_lost);
-        });
-      });
 }
 
 void DecodeEngine::StartStep() {
@@ -491,78 +317,6 @@ void DecodeEngine::OnStepDone(const DecodeStepResult& result) {
     WriteBack(seq);
     TakeToken(seq, result.tokens[i]);
   }
-}
-
-void DecodeEngine::WriteBack(const Seq& seq) {
-  const int first = seq->written_back;
-  const auto complete = static_cast<int>(seq->names.blocks().size());
-  if (seq->write_back_runs || first >= complete) return;
-  seq->write_back_runs = true;
-  const absl::Span<const TierBlock> all = seq->names.blocks();
-  const std::vector<TierBlock> names(all.begin() + first, all.begin() + complete);
-  for (int b = first; b < complete; ++b) {
-    shared_.Publish(all[static_cast<size_t>(b)].name.key,
-                    seq->slots.blocks()[static_cast<size_t>(b)]);
-  }
-  Control<absl::StatusOr<ReserveResult>>(
-      seq,
-      [this, ticket = seq->ticket, names] {
-        return deps_.tier->Reserve(ticket, names, 0, ReserveMode::kKeepGranted);
-      },
-      [this, seq, first](absl::StatusOr<ReserveResult> reserved) {
-        OnWriteReserved(seq, first, std::move(reserved));
-      });
-}
-
-void DecodeEngine::OnWriteReserved(const Seq& seq, int first,
-                                   absl::StatusOr<ReserveResult> reserved) {
-  int refused = 0;
-  seq->write_places.clear();
-  seq->write_list.clear();
-  if (!reserved.ok()) {
-    // Written back no more: the tier lacks these blocks, which costs a later reader a recompute.
-    refused = static_cast<int>(seq->names.blocks().size()) - first;
-    seq->written_back = static_cast<int>(seq->names.blocks().size());
-  } else {
-    seq->written_back = first + static_cast<int>(reserved->blocks.size());
-    seq->write_places = std::move(reserved->blocks);
-    for (size_t i = 0; i < seq->write_places.size(); ++i) {
-      if (reserved->already_sealed[i]) continue;
-      if (seq->write_places[i].store == kNoStore) {
-        ++refused;
-        continue;
-      }
-      const size_t at = (static_cast<size_t>(first) + i) * static_cast<size_t>(layers_);
-      seq->write_list.push_back({.ticket = seq->ticket.ref(),
-                                 .block = &seq->write_places[i],
-                                 .base = &seq->base_addresses[at],
-                                 .residual = &seq->residual_addresses[at]});
-    }
-  }
-  if (refused > 0) deps_.metrics->WrittenBack(0, 0, refused);
-  if (seq->write_list.empty() || !seq->write_to_end) {
-    seq->write_back_runs = false;
-    if (seq->write_to_end) WriteBack(seq);
-    return;
-  }
-  seq->write_outcomes.assign(seq->write_list.size(), TransferOutcome::kSkipped);
-  ++seq->pending;
-  deps_.tier->Push({.blocks = seq->write_list,
-                    .layer_begin = 0,
-                    .layer_end = layers_,
-                    .outcomes = absl::MakeSpan(seq->write_outcomes),
-                    .done = [this, seq](const TransferResult& result) {
-                      queue_.Post([this, seq, result] { OnWrittenBack(seq, result); });
-                    }});
-}
-
-void DecodeEngine::OnWrittenBack(const Seq& seq, const TransferResult& result) {
-  --seq->pending;
-  seq->write_back_runs = false;
-  seq->figures.write_back_bytes += result.bytes;
-  deps_.metrics->WrittenBack(result.bytes, result.blocks_ok, result.blocks_lost);
-  if (seq->write_to_end) WriteBack(seq);
-  MaybeForget(seq);
 }
 
 void DecodeEngine::Tick() {

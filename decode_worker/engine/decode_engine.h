@@ -119,7 +119,7 @@ class DecodeEngine {
   void OnWriteReserved(const Seq& seq, int first, absl::StatusOr<ReserveResult> reserved);
   void OnWrittenBack(const Seq& seq, const TransferResult& result);
 
-  // Every second while there are sequences: those nobody listens to, progress, forgotten streams.
+  // Several times a second while there are sequences: those nobody listens to, progress, forgotten streams.
   void Tick();
   void Finish(const Seq& seq, FinishReason reason);
   void Fail(const Seq& seq, absl::Status status);
@@ -157,5 +157,24 @@ class DecodeEngine {
   absl::flat_hash_map<TicketId, std::shared_ptr<TokenStream>> streams_ ABSL_GUARDED_BY(mu_);
   std::deque<std::pair<absl::Time, TicketId>> finished_ ABSL_GUARDED_BY(mu_);  // oldest first
 };
+
+template <typename Result>
+void DecodeEngine::Control(const Seq& seq, std::function<Result()> call,
+                           std::function<void(Result)> then) {
+  ++seq->pending;
+  const bool queued = deps_.control->TryRun([this, seq, call = std::move(call),
+                                             then = std::move(then)] {
+    auto result = std::make_shared<Result>(call());
+    queue_.Post([this, seq, result, then] {
+      --seq->pending;
+      then(std::move(*result));
+      MaybeForget(seq);
+    });
+  });
+  if (!queued) {
+    --seq->pending;
+    Fail(seq, absl::ResourceExhaustedError("the decode worker has too many calls in progress"));
+  }
+}
 
 }  // namespace kvt

@@ -107,7 +107,7 @@ TEST_F(CancelTest, ByTheCoordinatorAlone_ReachesTheDecodeWorkerWithItsNextHeartb
 
 TEST_F(CancelTest, NobodyListens_RequestIsCancelledAfterTheDetachTimeout) {
   ClusterSpec spec;
-  spec.decode_keys += "detach_timeout = \"1s\"\n";
+  spec.decode_keys += "detach_timeout = \"100ms\"\n";
   ASSERT_NO_FATAL_FAILURE(StartCluster(spec));
   const auto admitted = cluster_->coordinator().Admit(
       {.model = cluster_->model(), .tenant = "", .prompt_tokens = 100, .output_tokens_max = 1900});
