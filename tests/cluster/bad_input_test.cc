@@ -122,21 +122,10 @@ TEST_F(BadInputTest, StoreFull_IsRefusedAfterABoundedWaitAndTheClusterGoesOn) {
   ClusterSpec spec;
   spec.stores = 1;
   spec.decodes = 1;
-  // A store has room for a block per 32 KiB at most: 128 blocks, 2,048 tokens.
-  spec.store_keys = "arena_bytes = \"4MiB\"\n";
+  // A store has room for a block per 32 KiB at most: 64 blocks. The prompt takes 94.
+  spec.store_keys = "arena_bytes = \"2MiB\"\n";
   spec.prefill_keys += "store_wait = \"500ms\"\n";
   ASSERT_NO_FATAL_FAILURE(StartCluster(spec));
-  // Holds most of the arena for as long as it decodes.
-  const auto session = cluster_->NewSession();
-  const auto blocker = cluster_->coordinator().Admit(
-      {.model = cluster_->model(), .tenant = "", .prompt_tokens = 1000, .output_tokens_max = 1000});
-  ASSERT_TRUE(blocker.ok());
-  SubmitRequest submit;
-  submit.ticket = blocker->ticket;
-  submit.tokens = RandomPrompt(5, 1000);
-  const absl::Status blocked = ConnectPrefill(blocker->prefill_address, absl::Seconds(5))
-                                   ->Submit(submit, [](const PrefillEvent&) { return true; });
-  ASSERT_TRUE(blocked.ok()) << blocked;
   const GenerateOutcome outcome = cluster_->Generate(Request(RandomPrompt(6, 1500), 4));
   EXPECT_TRUE(absl::IsResourceExhausted(outcome.status)) << outcome.status;
   EXPECT_TRUE(absl::StrContains(outcome.status.message(), "store")) << outcome.status;
