@@ -69,6 +69,7 @@ class GenerateSession_ : public ::testing::Test {
     handed.kind = PrefillEvent::Kind::kHandedOver;
     handed.decode_address = "node-2:1";
     handed.decode_worker = "node-2";
+    handed.figures.prompt_tokens = 4;
     handed.figures.reused_tokens = 3;
     prefill_.events = {first, handed};
   }
