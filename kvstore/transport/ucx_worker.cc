@@ -94,6 +94,10 @@ absl::Status UcxWorker::Init() {
   absl::Status modified = absl::OkStatus();
   modified.Update(Modify(config, "RX_SEG_SIZE", absl::StrCat(kUcxReceiveSegmentBytes / kKiB, "k")));
   modified.Update(Modify(config, "MAX_IOV", absl::StrCat(kUcxIoVectorMax)));
+  // No zero-copy sends: where the peer of a half-sent one goes away, UCX 1.13's TCP transport completes
+  // it twice (uct_tcp_ep_sendv after the purge in uct_tcp_ep_handle_disconnected) and aborts the
+  // process. Packing costs the sender one more copy (docs/decisions/0004).
+  modified.Update(Modify(config, "ZCOPY_THRESH", "inf"));
   if (!options_.tls.empty()) modified.Update(Modify(config, "TLS", options_.tls));
   if (!options_.net_devices.empty()) {
     modified.Update(Modify(config, "NET_DEVICES", options_.net_devices));
