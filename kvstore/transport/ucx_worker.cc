@@ -18,6 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kvstore/transport/ucx_send_guard.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 
@@ -94,10 +95,9 @@ absl::Status UcxWorker::Init() {
   absl::Status modified = absl::OkStatus();
   modified.Update(Modify(config, "RX_SEG_SIZE", absl::StrCat(kUcxReceiveSegmentBytes / kKiB, "k")));
   modified.Update(Modify(config, "MAX_IOV", absl::StrCat(kUcxIoVectorMax)));
-  // No zero-copy sends: where the peer of a half-sent one goes away, UCX 1.13's TCP transport completes
-  // it twice (uct_tcp_ep_sendv after the purge in uct_tcp_ep_handle_disconnected) and aborts the
-  // process. Packing costs the sender one more copy (docs/decisions/0004).
-  modified.Update(Modify(config, "ZCOPY_THRESH", "inf"));
+  // Without the guard a peer that goes in the middle of a zero-copy send aborts the process; packing
+  // instead costs the sender a copy.
+  if (!UcxSendGuardActive()) modified.Update(Modify(config, "ZCOPY_THRESH", "inf"));
   if (!options_.tls.empty()) modified.Update(Modify(config, "TLS", options_.tls));
   if (!options_.net_devices.empty()) {
     modified.Update(Modify(config, "NET_DEVICES", options_.net_devices));
