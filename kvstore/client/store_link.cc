@@ -93,6 +93,11 @@ absl::Time StoreLink::Tick(absl::Time now) {
   return next;
 }
 
+bool StoreLink::IsWanted() const {
+  MutexLock lock(mu_);
+  return wanted_;
+}
+
 absl::Status StoreLink::UpStatus() const {
   MutexLock lock(mu_);
   return IsUpLocked() ? absl::OkStatus() : last_failure_;

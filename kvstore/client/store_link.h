@@ -78,6 +78,7 @@ class StoreLink {
   // False: the view does not name it. Its session ends when that has lasted for a lease (a restarted
   // coordinator learns of the stores one by one) and no ticket lives there.
   void SetWanted(bool wanted);
+  [[nodiscard]] bool IsWanted() const;
 
   // Starts what is due; returns when to call again at the latest.
   absl::Time Tick(absl::Time now);

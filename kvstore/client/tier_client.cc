@@ -86,9 +86,10 @@ class TierClient::Impl {
     while (true) {
       Tick(clock_.Now());
       std::vector<std::string> missing;
-      for (const StoreRef& store : CurrentView()) {
-        const StoreLink* link = links_.Get(links_.Find(store.name));
-        if (link == nullptr) continue;
+      // Of the view, and those that a ticket named before the view did.
+      for (uint32_t i = 0; i < links_.size(); ++i) {
+        const StoreLink* link = links_.Get(i);
+        if (!link->IsWanted()) continue;
         const absl::Status status = link->UpStatus();
         if (!status.ok()) missing.push_back(std::string(status.message()));
       }
@@ -184,11 +185,6 @@ class TierClient::Impl {
   const LinkTable& links() const { return links_; }
 
  private:
-  std::vector<StoreRef> CurrentView() {
-    MutexLock lock(mu_);
-    return current_;
-  }
-
   const TierClientConfig config_;
   CallPool& calls_;
   const Clock& clock_;

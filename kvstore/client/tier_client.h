@@ -62,7 +62,8 @@ class TierClient {
   // with a new boot epoch gets a new session; one that left keeps its session while tickets live
   // there.
   void SetView(const ClusterView& view);
-  // Waits until every store of the view has a session and a channel, or `timeout`. Unavailable names
+  // Waits until every store of the view, and those that tickets named before the view did, has a
+  // session and a channel, or `timeout`. Unavailable names
   // those that have none, and why. A worker serves without them, too.
   absl::Status WaitConnected(absl::Duration timeout);
 
