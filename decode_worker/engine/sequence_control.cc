@@ -16,11 +16,11 @@ constexpr absl::Duration kStoreWait = absl::Seconds(1);
 std::vector<PlacedBlock> OpenSequence(TierClient& tier, const Sequence& sequence) {
   std::vector<TierBlock> names(sequence.names.blocks().begin(), sequence.names.blocks().end());
   if (sequence.names.HasTail()) names.push_back(sequence.names.Tail());
-  LookupResult found = tier.Lookup(sequence.ticket, names);
+  LookupResult found = tier.Lookup(sequence.ticket, names, LookupReach::kEveryStore);
   if (!found.unreachable.empty()) {
     // Just started, or a store is coming back: a moment is cheaper than computing again.
     (void)tier.WaitConnected(kStoreWait);
-    found = tier.Lookup(sequence.ticket, names);
+    found = tier.Lookup(sequence.ticket, names, LookupReach::kEveryStore);
   }
   const Ticket& ticket = sequence.ticket.ticket;
   const uint64_t known = static_cast<uint64_t>(sequence.names.tokens());

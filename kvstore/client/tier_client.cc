@@ -103,7 +103,8 @@ class TierClient::Impl {
     }
   }
 
-  LookupResult Lookup(const HeldTicket& ticket, absl::Span<const TierBlock> blocks) {
+  LookupResult Lookup(const HeldTicket& ticket, absl::Span<const TierBlock> blocks,
+                      LookupReach reach) {
     LookupPlacements placements;
     placements.ticket = ticket.ticket.stores;
     {
@@ -113,7 +114,7 @@ class TierClient::Impl {
     }
     const absl::Time deadline = RealClock::Get().Now() + config_.options.lookup_timeout;
     return LookupInTier(links_, calls_, config_.model.geometry, placements, ticket, blocks,
-                        deadline);
+                        reach, deadline);
   }
 
   absl::StatusOr<ReserveResult> Reserve(const HeldTicket& ticket,
@@ -206,8 +207,9 @@ absl::Status TierClient::WaitConnected(absl::Duration timeout) {
   return impl_->WaitConnected(timeout);
 }
 
-LookupResult TierClient::Lookup(const HeldTicket& ticket, absl::Span<const TierBlock> blocks) {
-  return impl_->Lookup(ticket, blocks);
+LookupResult TierClient::Lookup(const HeldTicket& ticket, absl::Span<const TierBlock> blocks,
+                                LookupReach reach) {
+  return impl_->Lookup(ticket, blocks, reach);
 }
 
 absl::StatusOr<ReserveResult> TierClient::Reserve(const HeldTicket& ticket,

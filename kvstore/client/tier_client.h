@@ -69,9 +69,10 @@ class TierClient {
 
   // Finds and pins `blocks` (any of one sequence, in order) for the ticket. Asks each group's owner
   // in the ticket's placement, all at once; for what is absent there the owner in the client's
-  // current view and in the previous one, and those next in order where an owner is dead. Never
-  // fails: what no store answers for is absent.
-  [[nodiscard]] LookupResult Lookup(const HeldTicket& ticket, absl::Span<const TierBlock> blocks);
+  // current view and in the previous one, and those next in order where an owner is dead, and
+  // then as `reach` says. Never fails: what no store answers for is absent.
+  [[nodiscard]] LookupResult Lookup(const HeldTicket& ticket, absl::Span<const TierBlock> blocks,
+                                    LookupReach reach = LookupReach::kOwners);
 
   // Reserves room for `blocks` at their owners (or the next in order) in the ticket's placement, and
   // for `output_blocks` more whose names are not known yet: those that still fit the last group at

@@ -15,8 +15,8 @@
 namespace kvt {
 namespace {
 
-// Rounds of one lookup: three views, and one more each for a store that fails on the way.
-constexpr int kLookupRoundsMax = 6;
+// Rounds of one lookup: three views, all others, and one more each for a store that fails on the way.
+constexpr int kLookupRoundsMax = 7;
 
 // Blocks next to one another that share their group.
 struct Group {
@@ -66,9 +66,9 @@ void RunAsk(Round& round, Ask& ask, TicketRef ticket, absl::Time deadline) {
 class LookupRun {
  public:
   LookupRun(LinkTable& links, CallPool& calls, const Geometry& geometry, const HeldTicket& ticket,
-            absl::Span<const TierBlock> blocks, absl::Time deadline)
+            absl::Span<const TierBlock> blocks, LookupReach reach, absl::Time deadline)
       : links_(links), calls_(calls), geometry_(geometry), ticket_(ticket), blocks_(blocks),
-        deadline_(deadline) {
+        reach_(reach), deadline_(deadline) {
     result_.blocks.resize(blocks.size());
   }
 
@@ -119,6 +119,22 @@ class LookupRun {
     return kNoStore;
   }
 
+  // Those still to ask for the group: the next owner, or all others when there is none.
+  std::vector<uint32_t> NextStores(const Group& group) {
+    const uint32_t owner = NextStore(group);
+    if (owner != kNoStore) return {owner};
+    std::vector<uint32_t> others;
+    if (reach_ == LookupReach::kOwners) return others;
+    for (const std::vector<uint32_t>& order : group.orders) {
+      for (const uint32_t store : order) {
+        if (!Contains(group.asked, store) && !Contains(others, store) && Usable(store)) {
+          others.push_back(store);
+        }
+      }
+    }
+    return others;
+  }
+
   bool Usable(uint32_t store) {
     if (Contains(failed_, store)) return false;
     if (links_.Get(store)->IsUp()) return true;
@@ -143,11 +159,11 @@ class LookupRun {
         if (!result_.blocks[i].has_base()) absent.push_back(i);
       }
       if (absent.empty()) continue;
-      const uint32_t store = NextStore(group);
-      if (store == kNoStore) continue;
-      group.asked.push_back(store);
-      Ask& ask = AskOf(*round, store);
-      ask.indices.insert(ask.indices.end(), absent.begin(), absent.end());
+      for (const uint32_t store : NextStores(group)) {
+        group.asked.push_back(store);
+        Ask& ask = AskOf(*round, store);
+        ask.indices.insert(ask.indices.end(), absent.begin(), absent.end());
+      }
     }
     return round;
   }
@@ -209,6 +225,7 @@ class LookupRun {
         const size_t i = ask->indices[k];
         if (found[k].presence == BlockPresence::kAbsent || !WellFormed(found[k].place)) continue;
         PlacedBlock& block = result_.blocks[i];
+        if (block.has_residual() || block.presence == found[k].presence) continue;  // from another
         block.presence = found[k].presence;
         block.store = ask->store;
         block.incarnation = ask->incarnation;
@@ -244,6 +261,7 @@ class LookupRun {
   const Geometry& geometry_;
   const HeldTicket& ticket_;
   const absl::Span<const TierBlock> blocks_;
+  const LookupReach reach_;
   const absl::Time deadline_;
   std::vector<Group> groups_;
   std::vector<uint32_t> failed_;
@@ -261,8 +279,9 @@ std::vector<uint32_t> NumberStores(LinkTable& links, absl::Span<const StoreRef> 
 
 LookupResult LookupInTier(LinkTable& links, CallPool& calls, const Geometry& geometry,
                           const LookupPlacements& placements, const HeldTicket& ticket,
-                          absl::Span<const TierBlock> blocks, absl::Time deadline) {
-  return LookupRun(links, calls, geometry, ticket, blocks, deadline).Run(placements);
+                          absl::Span<const TierBlock> blocks, LookupReach reach,
+                          absl::Time deadline) {
+  return LookupRun(links, calls, geometry, ticket, blocks, reach, deadline).Run(placements);
 }
 
 }  // namespace kvt

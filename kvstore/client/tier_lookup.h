@@ -1,7 +1,8 @@
 // One Lookup over the stores: whom each group of blocks asks, in which order, and the joining of the
 // answers. Rounds: first the owners in the ticket's placement, all at once; then, for groups with
 // absent blocks, the owner in the client's current view and the one in its previous view, where that
-// is another store. A store that is down or does not answer is replaced by the next in order.
+// is another store; then, with LookupReach::kEveryStore, all others of those views at once. A store that
+// is down or does not answer is replaced by the next in order.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +30,7 @@ std::vector<uint32_t> NumberStores(LinkTable& links, absl::Span<const StoreRef> 
 // Blocks until every store asked has answered or `deadline` (RealClock). Thread-safe.
 LookupResult LookupInTier(LinkTable& links, CallPool& calls, const Geometry& geometry,
                           const LookupPlacements& placements, const HeldTicket& ticket,
-                          absl::Span<const TierBlock> blocks, absl::Time deadline);
+                          absl::Span<const TierBlock> blocks, LookupReach reach,
+                          absl::Time deadline);
 
 }  // namespace kvt

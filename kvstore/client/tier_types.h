@@ -40,6 +40,16 @@ struct PlacedBlock {
   [[nodiscard]] bool has_residual() const { return presence == BlockPresence::kExact; }
 };
 
+// How far Lookup looks for a block that its owners do not have.
+enum class LookupReach : uint8_t {
+  // Its owner in the ticket's placement, in the current view and in the previous one: what a new
+  // prompt may reuse.
+  kOwners = 0,
+  // Then every other store of those views: for the blocks of a ticket that a peer has just written.
+  // The peer's links may be down where ours are up, and then the blocks lie with the next in order.
+  kEveryStore = 1,
+};
+
 struct LookupResult {
   std::vector<PlacedBlock> blocks;  // as asked; kAbsent where no store has it
   int exact_blocks = 0;             // leading blocks with both planes

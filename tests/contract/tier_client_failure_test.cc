@@ -224,6 +224,34 @@ TEST_P(TierFailureTest, ViewChange_LookupAsksThePreviousOwnerToo) {
   for (int i = 0; i < kLongBlocks; ++i) ASSERT_TRUE(read.SameBlock(written, i, i));
 }
 
+// A worker that starts with the cluster may ask for what another wrote while its own links were not
+// yet all up: the blocks lie where the writer could write, not with their owners.
+TEST_P(TierFailureTest, WrittenWhileTheOwnerWasDown_FoundByAReaderThatReachesIt) {
+  StartStores(3);
+  const ClusterView view = View();
+  auto writer = StartWorker("prefill-0", FastOptions());
+  stores_[0]->gate().SetFailure(absl::UnavailableError("cut off"));
+  writer->tier().SetView(view);
+  ASSERT_TRUE(Eventually([&] {
+    return FiguresOf(*writer, "store-1").state == "up" && FiguresOf(*writer, "store-2").state == "up";
+  }));
+  const SequenceBlocks sequence = Sequence(kLongBlocks);
+  TestSlots written(TestGeometry(), kLongBlocks);
+  written.Fill(15);
+  const HeldTicket ticket = NewTicket(view);
+  Write(*writer, ticket, sequence, written);
+  stores_[0]->gate().SetFailure(absl::OkStatus());
+
+  auto reader = StartConnected("decode-0", FastOptions());
+  EXPECT_LT(reader->tier().Lookup(ticket, sequence.blocks()).exact_blocks, kLongBlocks);
+  const LookupResult found =
+      reader->tier().Lookup(ticket, sequence.blocks(), LookupReach::kEveryStore);
+  EXPECT_EQ(found.exact_blocks, kLongBlocks);
+  TestSlots read(TestGeometry(), kLongBlocks);
+  EXPECT_EQ(reader->PullAll(ticket.ref(), found.blocks, read).blocks_ok, kLongBlocks);
+  for (int i = 0; i < kLongBlocks; ++i) ASSERT_TRUE(read.SameBlock(written, i, i));
+}
+
 TEST_P(TierFailureTest, Sessions_OutliveTheirLeaseByRenewalAndPinsOfLiveTicketsStay) {
   TestStoreOptions short_lease;
   short_lease.lease = absl::Seconds(1);
