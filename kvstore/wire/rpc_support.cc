@@ -6,6 +6,7 @@
 #include <chrono>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/limits.h"
@@ -14,6 +15,14 @@ namespace kvt::rpc {
 namespace {
 
 constexpr char kOriginKey[] = "kvtide-origin";
+
+// gRPC 1.51 reads errno of connect() after calls that may have changed it, so that a connection in
+// progress is now and then taken for a failed one, with an error that no connect() over TCP gives. The
+// call has not been sent then.
+constexpr absl::string_view kLateErrno = "No such file or directory";
+constexpr absl::string_view kNotConnected = "failed to connect to all addresses";
+constexpr int kConnectAttemptsMax = 3;
+constexpr auto kConnectAgainWait = std::chrono::milliseconds(500);
 
 class Server final : public RpcServer {
  public:
@@ -78,6 +87,16 @@ Peer::Peer(absl::string_view what, absl::string_view address, absl::Duration tim
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   channel_ = grpc::CreateCustomChannel(std::string(address), grpc::InsecureChannelCredentials(),
                                        arguments);
+}
+
+bool Peer::ConnectAgain(const grpc::Status& status, int attempt) const {
+  if (status.error_code() != grpc::StatusCode::UNAVAILABLE || attempt >= kConnectAttemptsMax ||
+      !absl::StartsWith(status.error_message(), kNotConnected) ||
+      !absl::StrContains(status.error_message(), kLateErrno)) {
+    return false;
+  }
+  channel_->WaitForConnected(std::chrono::system_clock::now() + kConnectAgainWait);
+  return true;
 }
 
 void Peer::SetDeadline(grpc::ClientContext* context) const {

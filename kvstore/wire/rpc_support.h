@@ -47,16 +47,30 @@ class Peer {
   absl::Status Call(Stub& stub,
                     grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
                     const Request& request, Reply* reply) const {
-    grpc::ClientContext context;
-    SetDeadline(&context);
-    const grpc::Status status = (stub.*method)(&context, request, reply);
-    return FromGrpc(status, context, name_);
+    for (int attempt = 1;; ++attempt) {
+      grpc::ClientContext context;
+      SetDeadline(&context);
+      const grpc::Status status = (stub.*method)(&context, request, reply);
+      if (!ConnectAgain(status, attempt)) return FromGrpc(status, context, name_);
+    }
   }
 
-  // A server stream without deadline; ends when `sink(event)` returns false, which is OK.
+  // A server stream without deadline; `open(&context)` starts it. As Drain below.
+  template <typename Open, typename Event, typename Sink>
+  absl::Status Stream(const Open& open, Event* event, const Sink& sink) const {
+    for (int attempt = 1;; ++attempt) {
+      grpc::ClientContext context;
+      const auto reader = open(&context);
+      grpc::Status ended;
+      const absl::Status status = Drain(context, *reader, event, sink, &ended);
+      if (!ConnectAgain(ended, attempt)) return status;
+    }
+  }
+
+  // Ends when `sink(event)` returns false, which is OK. `ended`: how the call itself ended, if it did.
   template <typename Reader, typename Event, typename Sink>
-  absl::Status Drain(grpc::ClientContext& context, Reader& reader, Event* event,
-                     const Sink& sink) const {
+  absl::Status Drain(grpc::ClientContext& context, Reader& reader, Event* event, const Sink& sink,
+                     grpc::Status* ended) const {
     while (reader.Read(event)) {
       const absl::StatusOr<bool> more = sink(*event);
       if (more.ok() && *more) continue;
@@ -66,11 +80,14 @@ class Peer {
       (void)reader.Finish();
       return more.status();
     }
-    const grpc::Status status = reader.Finish();
-    return FromGrpc(status, context, name_);
+    *ended = reader.Finish();
+    return FromGrpc(*ended, context, name_);
   }
 
  private:
+  // True when the call was never sent because of a connection that did not truly fail, and a moment
+  // was waited for another: see kLateErrno.
+  bool ConnectAgain(const grpc::Status& status, int attempt) const;
   void SetDeadline(grpc::ClientContext* context) const;
 
   std::string name_;  // "coordinator at 127.0.0.1:7000"

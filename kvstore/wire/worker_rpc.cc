@@ -53,9 +53,9 @@ class PrefillStub final : public PrefillApi {
     kvtide::SubmitRequest wire;
     kvtide::PrefillEvent event;
     ToWire(request, &wire);
-    grpc::ClientContext context;
-    const auto reader = stub_.Submit(&context, wire);
-    return peer_.Drain(context, *reader, &event, Decoding<kvtide::PrefillEvent>(sink));
+    return peer_.Stream(
+        [&](grpc::ClientContext* context) { return stub_.Submit(context, wire); }, &event,
+        Decoding<kvtide::PrefillEvent>(sink));
   }
   absl::Status Resume(const ResumeRequest& request) override {
     kvtide::ResumeRequest wire;
@@ -88,9 +88,9 @@ class DecodeStub final : public DecodeApi {
     kvtide::AttachRequest wire;
     kvtide::TokenEvent event;
     ToWire(request, &wire);
-    grpc::ClientContext context;
-    const auto reader = stub_.Attach(&context, wire);
-    return peer_.Drain(context, *reader, &event, Decoding<kvtide::TokenEvent>(sink));
+    return peer_.Stream(
+        [&](grpc::ClientContext* context) { return stub_.Attach(context, wire); }, &event,
+        Decoding<kvtide::TokenEvent>(sink));
   }
   absl::Status Cancel(TicketId id, const std::string& capability) override {
     return CallCancel(peer_, stub_, id, capability);
