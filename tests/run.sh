@@ -20,6 +20,4 @@ step "build"
 cmake --build --preset "$preset" -j "$jobs" | tail -n 3
 step "tests"
 export UCX_NET_DEVICES=lo
-# Two faults at a cluster's start are known and not mended (docs/TESTING.md, Known flakes): a test that fails is run again, twice at most, and every
-# failure is printed.
-ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --repeat until-pass:3 "$@"
+ctest --test-dir "build/$preset" --output-on-failure --no-tests=error "$@"

@@ -18,6 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kvstore/transport/ucx_send_guard.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 
@@ -94,9 +95,9 @@ absl::Status UcxWorker::Init() {
   absl::Status modified = absl::OkStatus();
   modified.Update(Modify(config, "RX_SEG_SIZE", absl::StrCat(kUcxReceiveSegmentBytes / kKiB, "k")));
   modified.Update(Modify(config, "MAX_IOV", absl::StrCat(kUcxIoVectorMax)));
-  // A peer that goes in the middle of a zero-copy send aborts the process (decision 0004); packing
+  // Without the guard a peer that goes in the middle of a zero-copy send aborts the process; packing
   // instead costs the sender a copy.
-  modified.Update(Modify(config, "ZCOPY_THRESH", "inf"));
+  if (!UcxSendGuardActive()) modified.Update(Modify(config, "ZCOPY_THRESH", "inf"));
   if (!options_.tls.empty()) modified.Update(Modify(config, "TLS", options_.tls));
   if (!options_.net_devices.empty()) {
     modified.Update(Modify(config, "NET_DEVICES", options_.net_devices));
