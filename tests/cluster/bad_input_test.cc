@@ -1,6 +1,7 @@
 // What a cluster answers to what it cannot do: a clear error each, and it goes on.
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -143,6 +144,21 @@ TEST_F(BadInputTest, NoDecodeWorker_IsToldAtAdmission) {
   const GenerateOutcome outcome = cluster_->Generate(Request(RandomPrompt(1, 20), 4));
   EXPECT_TRUE(absl::IsFailedPrecondition(outcome.status)) << outcome.status;
   EXPECT_TRUE(absl::StrContains(outcome.status.message(), "decode")) << outcome.status;
+  // One that joins later serves.
+  const std::string binary = absl::StrCat(KVT_BINARY_DIR, "/bin/kvtide-decode");
+  const std::string config = cluster_->run_dir() + "/decode-0.toml";
+  const pid_t again = fork();
+  if (again == 0) {
+    execl(binary.c_str(), "kvtide-decode", "--config", config.c_str(), nullptr);
+    _exit(127);
+  }
+  const absl::Status ready = cluster_->AwaitState("decode-0", "ready", absl::Seconds(20));
+  EXPECT_TRUE(ready.ok()) << ready;
+  ExpectServes();
+  kill(again, SIGTERM);
+  int status = 0;
+  EXPECT_EQ(waitpid(again, &status, 0), again);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST_F(BadInputTest, BadConfigurations_StopTheStartNamingFileAndLine) {
