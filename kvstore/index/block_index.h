@@ -87,7 +87,8 @@ struct SealedBlock {
 };
 
 // Why a transfer may or may not touch a range.
-enum class Access : uint8_t { kOk, kLost, kRefused, kInvalid };
+// kOnDisk: the record exists, but not in memory.
+enum class Access : uint8_t { kOk, kLost, kRefused, kInvalid, kOnDisk };
 
 // A byte range of one record, as the data plane names it.
 struct RecordRange {

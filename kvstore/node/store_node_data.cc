@@ -23,6 +23,8 @@ PieceStatus StatusOf(Access access) {
       return PieceStatus::kRefused;
     case Access::kInvalid:
       return PieceStatus::kInvalid;
+    case Access::kOnDisk:
+      return PieceStatus::kOnDisk;
   }
   KVT_CHECK(false, "access ", static_cast<int>(access));
 }
@@ -91,6 +93,25 @@ void StoreNode::ResolvePull(SessionId session, absl::Span<const Piece> pieces,
 void StoreNode::ReleasePull(SessionId, absl::Span<const Piece> pieces) {
   MutexLock lock(mu_);
   for (const Piece& piece : pieces) index_.EndRead(piece.handle);
+}
+
+absl::StatusOr<PromoteReply> StoreNode::Promote(const PromoteRequest& request) {
+  PromoteReply reply;
+  reply.outcomes.assign(request.records.size(), PromoteReply::Outcome::kLost);
+  MutexLock lock(mu_);
+  if (index_.FindSession(request.session) == nullptr) {
+    return absl::NotFoundError(absl::StrCat("no session ", request.session.value(), " at store ",
+                                            config_.name, ": its lease ended, or it restarted"));
+  }
+  for (size_t i = 0; i < request.records.size(); ++i) {
+    const RecordRange range{request.ticket.id, request.ticket.epoch, request.records[i], 0,
+                            kPieceAlignment};
+    uint64_t offset = 0;
+    if (index_.BeginRead(request.session, range, &offset) != Access::kOk) continue;
+    index_.EndRead(request.records[i]);
+    reply.outcomes[i] = PromoteReply::Outcome::kResident;
+  }
+  return reply;
 }
 
 absl::Status StoreNode::Verify(const VerifyRequest& request) {

@@ -16,6 +16,8 @@ absl::string_view PieceStatusName(PieceStatus status) {
       return "invalid";
     case PieceStatus::kNotAttempted:
       return "not attempted";
+    case PieceStatus::kOnDisk:
+      return "on disk";
   }
   return "?";
 }

@@ -42,8 +42,9 @@ enum class PieceStatus : uint8_t {
   kRefused = 3,       // no pin or reservation of this ticket and epoch in this session
   kInvalid = 4,       // range outside the record, misaligned, reserved bits set
   kNotAttempted = 5,  // the burst ended (deadline, cancel, close) before this piece was done
+  kOnDisk = 6,        // (pull) the record exists but not in memory: nothing was sent
 };
-inline constexpr int kPieceStatuses = 6;
+inline constexpr int kPieceStatuses = 7;
 
 absl::string_view PieceStatusName(PieceStatus status);
 

@@ -49,8 +49,12 @@ struct OpenSessionReply {
 struct BlockPlace {
   // The data plane takes PlaneRecordHandle(handle, plane) (kvstore/index/block_handle.h).
   uint64_t handle = 0;
-  uint64_t base_offset = 0;  // in the arena mapping, for same-host readers; kNoOffset: plane absent
+  // In the arena mapping, for same-host readers. kNoOffset: the plane is absent or on disk.
+  uint64_t base_offset = 0;
   uint64_t residual_offset = 0;
+  // The plane is on disk alone: a pull of it answers kOnDisk until Promote has brought it back.
+  bool base_on_disk = false;
+  bool residual_on_disk = false;
   // Per plane, per slice (layer * kv_heads + head); empty in replies to Reserve.
   std::vector<uint64_t> base_checksums;
   std::vector<uint64_t> residual_checksums;
@@ -109,6 +113,26 @@ struct VerifyRequest {
   std::vector<uint64_t> records;
 };
 
+// Bring records (PlaneRecordHandle) that the ticket has pinned in the session back into memory.
+struct PromoteRequest {
+  SessionId session;
+  TicketRef ticket;
+  std::vector<uint64_t> records;
+  // How long the answer may wait for the disk; at most kPromoteWaitMax counts. Keep it below the
+  // stub's own timeout.
+  absl::Duration wait = absl::Seconds(2);
+};
+inline constexpr absl::Duration kPromoteWaitMax = absl::Seconds(10);
+struct PromoteReply {
+  // kResident: in memory now, pinned as before; it may be spilled again later.
+  // kNoRoom: memory has no place for it now; ask again, or compute it.
+  // kLost: gone, corrupt, unreadable, or not pinned by the ticket: a miss.
+  // kLate: still being read when `wait` was over; ask again.
+  enum class Outcome : uint8_t { kResident = 0, kNoRoom = 1, kLost = 2, kLate = 3 };
+  std::vector<Outcome> outcomes;  // as asked
+  uint64_t bytes_from_disk = 0;   // read for this call
+};
+
 struct ReleaseRequest {
   SessionId session;
   TicketRef ticket;
@@ -151,6 +175,21 @@ struct StoreStats {
   uint64_t checksum_failures = 0;
   uint64_t mismatched_blocks = 0;  // looked up: the key was there, its content was not what was asked
   uint64_t lapsed_leases = 0;
+  // The second medium, by plane; all zero without one. A plane may be in both media.
+  std::array<uint64_t, kPlanes> disk_bytes{};    // of records that can be read back
+  std::array<uint64_t, kPlanes> disk_records{};
+  uint64_t disk_used_bytes = 0;   // what the medium holds for them and for erased ones
+  uint64_t disk_quota_bytes = 0;  // of disk_used_bytes
+  uint64_t spill_queue_bytes = 0;    // being written
+  uint64_t promote_queue_bytes = 0;  // being read
+  // Since boot, records by plane.
+  std::array<uint64_t, kPlanes> spilled{};   // written to disk
+  std::array<uint64_t, kPlanes> promoted{};  // read back into memory
+  std::array<uint64_t, kPlanes> dropped{};   // given up by memory that are on no disk
+  uint64_t spill_failures = 0;    // batches that could not be written
+  uint64_t promote_failures = 0;  // records that could not be read back
+  std::string disk_failing;       // why disk takes nothing now; empty: it works
+  uint64_t index_bytes = 0;       // heap of the index, about
 };
 
 class StoreApi {
@@ -165,6 +204,8 @@ class StoreApi {
   // The store compares the records with their checksums itself; a block that is corrupt is found by
   // nobody any more, so that it can be written again, and goes with its last pin.
   virtual absl::Status Verify(const VerifyRequest& request) = 0;
+  // Answers when each record is in memory, or cannot be, or the wait is over. NotFound: no session.
+  virtual absl::StatusOr<PromoteReply> Promote(const PromoteRequest& request) = 0;
   // Drops the ticket's pins and unsealed reservations in this session. Idempotent.
   virtual absl::Status Release(const ReleaseRequest& request) = 0;
   virtual absl::Status CloseSession(SessionId session) = 0;

@@ -1,5 +1,6 @@
 #include "kvstore/wire/store_convert.h"
 
+#include <array>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -71,10 +72,25 @@ absl::Status GetChecksums(const std::string& from, absl::string_view field,
   return absl::OkStatus();
 }
 
+template <typename Repeated>
+void PutPlanes(const std::array<uint64_t, kPlanes>& from, Repeated* to) {
+  to->Add(from.begin(), from.end());
+}
+
+template <typename Repeated>
+absl::Status GetPlanes(const Repeated& from, absl::string_view field,
+                       std::array<uint64_t, kPlanes>* to) {
+  KVT_RETURN_IF_ERROR(CheckCount(from.size(), kPlanes, field));
+  for (int i = 0; i < from.size(); ++i) (*to)[i] = from[i];
+  return absl::OkStatus();
+}
+
 void PutPlace(const BlockPlace& from, kvtide::BlockPlace* to) {
   to->set_handle(from.handle);
   to->set_base_offset_plus_1(from.base_offset + 1);  // kNoOffset becomes 0
   to->set_residual_offset_plus_1(from.residual_offset + 1);
+  to->set_base_on_disk(from.base_on_disk);
+  to->set_residual_on_disk(from.residual_on_disk);
   PutChecksums(from.base_checksums, to->mutable_base_checksums());
   PutChecksums(from.residual_checksums, to->mutable_residual_checksums());
 }
@@ -84,6 +100,8 @@ absl::Status GetPlace(const kvtide::BlockPlace& from, BlockPlace* to) {
   to->handle = from.handle();
   to->base_offset = from.base_offset_plus_1() - 1;
   to->residual_offset = from.residual_offset_plus_1() - 1;
+  to->base_on_disk = from.base_on_disk();
+  to->residual_on_disk = from.residual_on_disk();
   KVT_RETURN_IF_ERROR(GetChecksums(from.base_checksums(), "base_checksums", &to->base_checksums));
   return GetChecksums(from.residual_checksums(), "residual_checksums", &to->residual_checksums);
 }
@@ -255,6 +273,39 @@ absl::StatusOr<VerifyRequest> FromWire(const kvtide::VerifyRequest& from) {
   return to;
 }
 
+void ToWire(const PromoteRequest& from, kvtide::PromoteRequest* to) {
+  to->set_session(from.session.value());
+  ToWire(from.ticket, to->mutable_ticket());
+  to->mutable_records()->Add(from.records.begin(), from.records.end());
+  to->set_wait_ns(ToNs(from.wait));
+}
+
+absl::StatusOr<PromoteRequest> FromWire(const kvtide::PromoteRequest& from) {
+  KVT_RETURN_IF_ERROR(CheckCount(from.records_size(), kPlanes * kSequenceBlocksMax, "records"));
+  PromoteRequest to;
+  to.session = SessionId(from.session());
+  to.ticket = FromWire(from.ticket());
+  to.records.assign(from.records().begin(), from.records().end());
+  to.wait = FromNs(from.wait_ns());
+  return to;
+}
+
+void ToWire(const PromoteReply& from, kvtide::PromoteReply* to) {
+  for (const auto outcome : from.outcomes) to->add_outcomes(static_cast<uint32_t>(outcome));
+  to->set_bytes_from_disk(from.bytes_from_disk);
+}
+
+absl::StatusOr<PromoteReply> FromWire(const kvtide::PromoteReply& from) {
+  PromoteReply to;
+  to.outcomes.resize(from.outcomes_size());
+  for (int i = 0; i < from.outcomes_size(); ++i) {
+    KVT_ASSIGN_OR_RETURN(to.outcomes[i],
+                         ToEnum(from.outcomes(i), PromoteReply::Outcome::kLate, "outcome"));
+  }
+  to.bytes_from_disk = from.bytes_from_disk();
+  return to;
+}
+
 void ToWire(const ReleaseRequest& from, kvtide::ReleaseRequest* to) {
   to->set_session(from.session.value());
   ToWire(from.ticket, to->mutable_ticket());
@@ -283,7 +334,7 @@ void ToWire(const StoreStats& from, kvtide::StoreStats* to) {
   to->set_epoch(from.epoch.value());
   to->set_capacity_bytes(from.capacity_bytes);
   to->set_used_bytes(from.used_bytes);
-  for (const uint64_t bytes : from.resident_bytes) to->add_resident_bytes(bytes);
+  PutPlanes(from.resident_bytes, to->mutable_resident_bytes());
   to->set_reserved_bytes(from.reserved_bytes);
   to->set_writing_bytes(from.writing_bytes);
   to->set_evicting_bytes(from.evicting_bytes);
@@ -305,17 +356,28 @@ void ToWire(const StoreStats& from, kvtide::StoreStats* to) {
   to->set_checksum_failures(from.checksum_failures);
   to->set_mismatched_blocks(from.mismatched_blocks);
   to->set_lapsed_leases(from.lapsed_leases);
+  PutPlanes(from.disk_bytes, to->mutable_disk_bytes());
+  PutPlanes(from.disk_records, to->mutable_disk_records());
+  to->set_disk_used_bytes(from.disk_used_bytes);
+  to->set_disk_quota_bytes(from.disk_quota_bytes);
+  to->set_spill_queue_bytes(from.spill_queue_bytes);
+  to->set_promote_queue_bytes(from.promote_queue_bytes);
+  PutPlanes(from.spilled, to->mutable_spilled());
+  PutPlanes(from.promoted, to->mutable_promoted());
+  PutPlanes(from.dropped, to->mutable_dropped());
+  to->set_spill_failures(from.spill_failures);
+  to->set_promote_failures(from.promote_failures);
+  to->set_disk_failing(from.disk_failing);
+  to->set_index_bytes(from.index_bytes);
 }
 
 absl::StatusOr<StoreStats> FromWire(const kvtide::StoreStats& from) {
   StoreStats to;
-  KVT_RETURN_IF_ERROR(CheckCount(from.resident_bytes_size(), kPlanes, "resident_bytes"));
   to.name = from.name();
   to.epoch = BootEpoch(from.epoch());
   to.capacity_bytes = from.capacity_bytes();
   to.used_bytes = from.used_bytes();
-  for (int i = 0; i < from.resident_bytes_size(); ++i)
-    to.resident_bytes[i] = from.resident_bytes(i);
+  KVT_RETURN_IF_ERROR(GetPlanes(from.resident_bytes(), "resident_bytes", &to.resident_bytes));
   to.reserved_bytes = from.reserved_bytes();
   to.writing_bytes = from.writing_bytes();
   to.evicting_bytes = from.evicting_bytes();
@@ -337,6 +399,19 @@ absl::StatusOr<StoreStats> FromWire(const kvtide::StoreStats& from) {
   to.checksum_failures = from.checksum_failures();
   to.mismatched_blocks = from.mismatched_blocks();
   to.lapsed_leases = from.lapsed_leases();
+  KVT_RETURN_IF_ERROR(GetPlanes(from.disk_bytes(), "disk_bytes", &to.disk_bytes));
+  KVT_RETURN_IF_ERROR(GetPlanes(from.disk_records(), "disk_records", &to.disk_records));
+  to.disk_used_bytes = from.disk_used_bytes();
+  to.disk_quota_bytes = from.disk_quota_bytes();
+  to.spill_queue_bytes = from.spill_queue_bytes();
+  to.promote_queue_bytes = from.promote_queue_bytes();
+  KVT_RETURN_IF_ERROR(GetPlanes(from.spilled(), "spilled", &to.spilled));
+  KVT_RETURN_IF_ERROR(GetPlanes(from.promoted(), "promoted", &to.promoted));
+  KVT_RETURN_IF_ERROR(GetPlanes(from.dropped(), "dropped", &to.dropped));
+  to.spill_failures = from.spill_failures();
+  to.promote_failures = from.promote_failures();
+  to.disk_failing = from.disk_failing();
+  to.index_bytes = from.index_bytes();
   return to;
 }
 

@@ -52,6 +52,12 @@ class StoreService final : public kvtide::Store::Service {
     if (!decoded.ok()) return rpc::ToGrpc(decoded.status(), context);
     return rpc::ToGrpc(api_.Verify(*decoded), context);
   }
+  grpc::Status Promote(grpc::ServerContext* context, const kvtide::PromoteRequest* request,
+                       kvtide::PromoteReply* reply) override {
+    const absl::StatusOr<PromoteRequest> decoded = rpc::FromWire(*request);
+    if (!decoded.ok()) return rpc::ToGrpc(decoded.status(), context);
+    return Answer(context, api_.Promote(*decoded), reply);
+  }
   grpc::Status Release(grpc::ServerContext* context, const kvtide::ReleaseRequest* request,
                        kvtide::Empty*) override {
     return rpc::ToGrpc(api_.Release(rpc::FromWire(*request)), context);
@@ -122,6 +128,16 @@ class StoreStub final : public StoreApi {
     kvtide::Empty reply;
     return peer_.Call(*stub_, &kvtide::Store::Stub::Verify, wire, &reply);
   }
+  absl::StatusOr<PromoteReply> Promote(const PromoteRequest& request) override {
+    kvtide::PromoteRequest wire;
+    rpc::ToWire(request, &wire);
+    absl::StatusOr<PromoteReply> reply =
+        Ask<kvtide::PromoteReply>(&kvtide::Store::Stub::Promote, wire);
+    if (reply.ok()) {
+      KVT_RETURN_IF_ERROR(CheckAnswers(reply->outcomes.size(), request.records.size()));
+    }
+    return reply;
+  }
   absl::Status Release(const ReleaseRequest& request) override {
     kvtide::ReleaseRequest wire;
     rpc::ToWire(request, &wire);
@@ -150,7 +166,7 @@ class StoreStub final : public StoreApi {
 
   static absl::Status CheckAnswers(size_t answered, size_t asked) {
     if (answered == asked) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat("store answered for ", answered, " blocks of ", asked));
+    return absl::InternalError(absl::StrCat("store answered for ", answered, " of ", asked));
   }
 
   const rpc::Peer peer_;

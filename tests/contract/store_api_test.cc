@@ -126,6 +126,19 @@ TEST_P(StoreApiTest, LifeOfABlock_EveryFieldArrives) {
   ASSERT_TRUE(again.ok());
   EXPECT_TRUE(again->blocks[0].already_sealed);
 
+  // Everything is in memory; the third ticket pins the first block alone, the second the third not.
+  const auto promoted = api().Promote({id,
+                                       Ref(3),
+                                       {PlaneRecordHandle(handles[0], Plane::kResidual),
+                                        PlaneRecordHandle(handles[1], Plane::kBase), 12345},
+                                       absl::Seconds(1)});
+  ASSERT_TRUE(promoted.ok()) << promoted.status();
+  EXPECT_EQ(promoted->outcomes,
+            (std::vector{PromoteReply::Outcome::kResident, PromoteReply::Outcome::kLost,
+                         PromoteReply::Outcome::kLost}));
+  EXPECT_EQ(promoted->bytes_from_disk, 0u);
+  EXPECT_EQ(api().Promote({SessionId(5), Ref(3), {}}).status().code(), StatusCode::kNotFound);
+
   const auto stats = api().Stats();
   ASSERT_TRUE(stats.ok());
   const uint64_t record = TestGeometry().RecordBytes();

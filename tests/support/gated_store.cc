@@ -81,6 +81,11 @@ absl::Status GatedStore::Verify(const VerifyRequest& request) {
   if (passage.target == nullptr) return passage.status;
   return passage.target->Verify(request);
 }
+absl::StatusOr<PromoteReply> GatedStore::Promote(const PromoteRequest& request) {
+  Passage passage(*this);
+  if (passage.target == nullptr) return passage.status;
+  return passage.target->Promote(request);
+}
 absl::Status GatedStore::Release(const ReleaseRequest& request) {
   Passage passage(*this);
   if (passage.target == nullptr) return passage.status;

@@ -31,6 +31,7 @@ class GatedStore final : public StoreApi {
   absl::StatusOr<ReserveReply> Reserve(const ReserveRequest& request) override;
   absl::StatusOr<SealReply> Seal(const SealRequest& request) override;
   absl::Status Verify(const VerifyRequest& request) override;
+  absl::StatusOr<PromoteReply> Promote(const PromoteRequest& request) override;
   absl::Status Release(const ReleaseRequest& request) override;
   absl::Status CloseSession(SessionId session) override;
   absl::StatusOr<StoreStats> Stats() override;
