@@ -155,14 +155,25 @@ absl::StatusOr<std::unique_ptr<SocketClient>> SocketClient::Connect(int port) {
 
 absl::Status SocketClient::Pull(absl::Span<const uint64_t> offsets, uint32_t length,
                                 absl::Span<std::byte* const> destinations) {
-  Request request{static_cast<uint32_t>(offsets.size()), length};
   std::vector<iovec> io;
-  io.push_back({&request, sizeof(request)});
-  io.push_back({const_cast<uint64_t*>(offsets.data()), offsets.size() * sizeof(uint64_t)});
-  if (!MoveAll(socket_.get(), io, writev)) return SocketError("send");
-  io.clear();
-  for (std::byte* destination : destinations) io.push_back({destination, length});
-  if (!MoveAll(socket_.get(), io, readv)) return SocketError("receive");
+  size_t asked = 0;
+  for (size_t received = 0; received < offsets.size();) {
+    // One request ahead of what is being received.
+    while (asked < offsets.size() && asked < received + 2 * kRangesMax) {
+      const size_t count = std::min<size_t>(offsets.size() - asked, kRangesMax);
+      Request request{static_cast<uint32_t>(count), length};
+      io.clear();
+      io.push_back({&request, sizeof(request)});
+      io.push_back({const_cast<uint64_t*>(&offsets[asked]), count * sizeof(uint64_t)});
+      if (!MoveAll(socket_.get(), io, writev)) return SocketError("send");
+      asked += count;
+    }
+    const size_t count = std::min<size_t>(offsets.size() - received, kRangesMax);
+    io.clear();
+    for (size_t i = 0; i < count; ++i) io.push_back({destinations[received + i], length});
+    if (!MoveAll(socket_.get(), io, readv)) return SocketError("receive");
+    received += count;
+  }
   return absl::OkStatus();
 }
 

@@ -36,7 +36,8 @@ class SocketServer {
   std::thread thread_;
 };
 
-// Asks for ranges and receives them with readv into scattered destinations.
+// Asks for ranges, up to 1,024 a request with the next request sent ahead, and receives them with readv
+// into scattered destinations.
 class SocketClient {
  public:
   static absl::StatusOr<std::unique_ptr<SocketClient>> Connect(int port);
