@@ -75,31 +75,44 @@ class Gatherer {
     for (uint32_t i = begin; i < std::min(end, begin + kLookAhead); ++i) {
       table_.Prefetch(step.items[i].piece.handle);
     }
-    const std::byte* next = begin < end ? Locate(step.items[begin]) : nullptr;
-    if (next != nullptr) PrefetchPiece(next, step.items[begin].piece.length);
+    Source next = begin < end ? Locate(step.items[begin]) : Source();
+    if (next.data != nullptr) PrefetchPiece(next.data, step.items[begin].piece.length);
     for (uint32_t i = begin; i < end; ++i) {
       if (i + kLookAhead < end) table_.Prefetch(step.items[i + kLookAhead].piece.handle);
-      const std::byte* src = std::exchange(next, nullptr);
+      const Source src = std::exchange(next, Source());
       if (i + 1 < end) next = Locate(step.items[i + 1]);
-      step.statuses[i] = Copy(step.items[i], src, next);
+      step.statuses[i] = Copy(step.items[i], src, next.data);
     }
     StreamingFence();
   }
 
  private:
-  // Where the item's bytes lie; null when the record is not there.
-  const std::byte* Locate(const PullItem& item) const {
-    const std::optional<uint64_t> offset = table_.Find(item.piece.handle);
-    if (!offset.has_value() || *offset > arena_.size() || arena_.size() - *offset < record_bytes_) {
-      return nullptr;
+  struct Source {
+    const std::byte* data = nullptr;  // null: `missing` says why
+    RecordTable::Spot spot;
+    PieceStatus missing = PieceStatus::kLost;
+  };
+  // Where the item's bytes lie.
+  Source Locate(const PullItem& item) const {
+    Source source;
+    const std::optional<RecordTable::Spot> spot = table_.Look(item.piece.handle);
+    if (!spot.has_value()) return source;
+    source.spot = *spot;
+    if (spot->on_disk) {
+      source.missing = PieceStatus::kOnDisk;
+    } else if (spot->offset <= arena_.size() && arena_.size() - spot->offset >= record_bytes_) {
+      source.data = arena_.data() + spot->offset + item.piece.offset;
     }
-    return arena_.data() + *offset + item.piece.offset;
+    return source;
   }
-  PieceStatus Copy(const PullItem& item, const std::byte* src, const std::byte* next) const {
-    if (src == nullptr) return PieceStatus::kLost;
-    const bool good = ScatterRange(item, slice_bytes_, 0, src, item.piece.length, next);
-    if (!table_.IsCurrent(item.piece.handle)) return PieceStatus::kLost;
-    return good ? PieceStatus::kOk : PieceStatus::kCorrupt;
+  PieceStatus Copy(const PullItem& item, const Source& src, const std::byte* next) const {
+    if (src.data == nullptr) return src.missing;
+    const bool good = ScatterRange(item, slice_bytes_, 0, src.data, item.piece.length, next);
+    if (table_.IsCurrent(item.piece.handle, src.spot)) {
+      return good ? PieceStatus::kOk : PieceStatus::kCorrupt;
+    }
+    // What was read may be another's. Gone, or moved meanwhile.
+    return table_.Look(item.piece.handle).has_value() ? PieceStatus::kOnDisk : PieceStatus::kLost;
   }
 
   const SharedMapping arena_;

@@ -89,12 +89,35 @@ TEST(RecordTable, Published_IsFoundByItsHandleAlone) {
   EXPECT_FALSE(reader->Find(handle).has_value());
   table->Publish(handle, 4096);
   EXPECT_EQ(reader->Find(handle), std::optional<uint64_t>(4096));
-  EXPECT_TRUE(reader->IsCurrent(handle));
+  const std::optional<RecordTable::Spot> spot = reader->Look(handle);
+  ASSERT_TRUE(spot.has_value());
+  EXPECT_TRUE(reader->IsCurrent(handle, *spot));
   EXPECT_FALSE(reader->Find((uint64_t{6} << 32) | 42).has_value());
   EXPECT_FALSE(reader->Find((uint64_t{7} << 32) | 41).has_value());
   table->Withdraw(42);
   EXPECT_FALSE(reader->Find(handle).has_value());
-  EXPECT_FALSE(reader->IsCurrent(handle));
+  EXPECT_FALSE(reader->IsCurrent(handle, *spot));
+}
+
+TEST(RecordTable, TripToDisk_IsSeenAlsoByAReaderThatSleptOverIt) {
+  auto table = RecordTable::Create(100);
+  ASSERT_TRUE(table.ok()) << table.status();
+  const uint64_t handle = (uint64_t{7} << 32) | 42;
+  table->Publish(handle, 4096);
+  const std::optional<RecordTable::Spot> before = table->Look(handle);
+  ASSERT_TRUE(before.has_value());
+  table->MoveToDisk(handle);
+  EXPECT_FALSE(table->IsCurrent(handle, *before));
+  EXPECT_FALSE(table->Find(handle).has_value());
+  ASSERT_TRUE(table->Look(handle).has_value());
+  EXPECT_TRUE(table->Look(handle)->on_disk);
+  table->Publish(handle, 4096);  // the same place, which was another's meanwhile
+  EXPECT_FALSE(table->IsCurrent(handle, *before));
+  const std::optional<RecordTable::Spot> after = table->Look(handle);
+  EXPECT_EQ(after->offset, 4096u);
+  EXPECT_TRUE(table->IsCurrent(handle, *after));
+  table->Withdraw(42);
+  EXPECT_FALSE(table->Look(handle).has_value());
 }
 
 TEST(RecordTable, IndexOutsideAndZeroHandle_AreNotThere) {
@@ -102,7 +125,7 @@ TEST(RecordTable, IndexOutsideAndZeroHandle_AreNotThere) {
   ASSERT_TRUE(table.ok()) << table.status();
   EXPECT_FALSE(table->Find(0).has_value());
   EXPECT_FALSE(table->Find((uint64_t{1} << 32) | 0xffffffffu).has_value());
-  EXPECT_FALSE(table->IsCurrent((uint64_t{1} << 32) | 0xffffffffu));
+  EXPECT_FALSE(table->IsCurrent((uint64_t{1} << 32) | 0xffffffffu, RecordTable::Spot()));
 }
 
 }  // namespace
