@@ -55,7 +55,7 @@ std::vector<Choice> Choose(const SizeCase& size, const BenchStore& store,
 PullSet::PullSet(const SizeCase& size, const BenchStore& store, absl::Span<std::byte> pool,
                  const PullSetOptions& options)
     : options_(options),
-      piece_bytes_(size.whole ? size.geometry().RecordBytes() : size.geometry().SlotBytes()) {
+      piece_bytes_(size.PieceBytes()) {
   const Geometry geometry = size.geometry();
   Random random(42);
   const std::vector<Choice> choices = Choose(size, store, options, random);

@@ -23,6 +23,7 @@
 #include "kvstore/node/store_node.h"
 #include "kvstore/transport/ucx_link_probe.h"
 #include "tests/bench/burst_controls.h"
+#include "tests/bench/peer_process.h"
 
 namespace kvt {
 namespace {
@@ -154,7 +155,7 @@ int StoreMain(const SizeCase& size, const StoreSettings& settings) {
   config.epoch = BootEpoch(1);
   config.host_id = "bench";
   config.lease = absl::Hours(2);
-  const uint64_t bytes = size.arena_mib * kMiB;
+  const uint64_t bytes = (settings.arena_mib > 0 ? settings.arena_mib : size.arena_mib) * kMiB;
   config.slab_bytes = RecordAllocator::SlabBytesFor(bytes);
   config.blocks_max =
       static_cast<uint32_t>(bytes / (uint64_t{kPlanes} * size.geometry().RecordBytes()) + 1);
@@ -233,7 +234,8 @@ void FillRecordBytes(const StoredRecord& record, uint32_t from, uint32_t bytes, 
 bool MaybeStoreMain(int argc, char** argv, int* exit_status) {
   if (argc < 2 || std::strcmp(argv[1], "--store") != 0) return false;
   StoreSettings settings;
-  KVT_CHECK(argc == 5 && absl::SimpleAtoi(argv[3], &settings.poll_us));
+  KVT_CHECK(argc == 6 && absl::SimpleAtoi(argv[3], &settings.poll_us) &&
+            absl::SimpleAtoi(argv[5], &settings.arena_mib));
   settings.pinned = std::strcmp(argv[4], "pinned") == 0;
   *exit_status = StoreMain(CaseOf(argv[2]), settings);
   return true;
@@ -244,6 +246,7 @@ BenchStore::BenchStore(const SizeCase& size, const StoreSettings& settings) {
   int out[2];
   KVT_CHECK(pipe2(in, O_CLOEXEC) == 0 && pipe2(out, O_CLOEXEC) == 0);
   const std::string poll = absl::StrCat(settings.poll_us);
+  const std::string mib = absl::StrCat(settings.arena_mib);
   pid_ = fork();
   KVT_CHECK(pid_ >= 0);
   if (pid_ == 0) {
@@ -251,7 +254,7 @@ BenchStore::BenchStore(const SizeCase& size, const StoreSettings& settings) {
     (void)dup2(in[0], STDIN_FILENO);
     (void)dup2(out[1], STDOUT_FILENO);
     execl("/proc/self/exe", "bench_store", "--store", size.name.c_str(), poll.c_str(),
-          settings.pinned ? "pinned" : "free", nullptr);
+          settings.pinned ? "pinned" : "free", mib.c_str(), nullptr);
     _exit(127);
   }
   close(in[0]);
@@ -296,6 +299,8 @@ double BenchStore::CpuSeconds() const {
   KVT_CHECK(clock_gettime(clock_, &ts) == 0);
   return static_cast<double>(ts.tv_sec) + 1e-9 * static_cast<double>(ts.tv_nsec);
 }
+
+void BenchStore::Bind(bool pinned) const { BindProcess(pid_, pinned ? kStoreCpu : -1); }
 
 SharedMapping BenchStore::MapArena() const {
   const std::string path = absl::StrCat("/proc/", pid_, "/fd/", arena_fd_);

@@ -41,6 +41,9 @@ struct SizeCase {
     geometry.head_dim = head_dim;
     return geometry;
   }
+  [[nodiscard]] uint32_t PieceBytes() const {
+    return whole ? geometry().RecordBytes() : geometry().SlotBytes();
+  }
 };
 // "8k", "12k", "64k", "16m"; dies for another name.
 const SizeCase& CaseOf(const std::string& name);
@@ -49,6 +52,7 @@ const SizeCase& CaseOf(const std::string& name);
 struct StoreSettings {
   int poll_us = 50;    // UcxOptions::poll_before_sleep of every end; as in production
   bool pinned = true;  // both ends bound to a processor each
+  uint64_t arena_mib = 0;  // of the store; 0: the case's
 };
 UcxOptions UcxOf(const StoreSettings& settings, int cpu);
 
@@ -70,6 +74,8 @@ class BenchStore {
   BenchStore(const SizeCase& size, const StoreSettings& settings);
   ~BenchStore();
   [[nodiscard]] double CpuSeconds() const;
+  // All its threads to kStoreCpu, or to any processor.
+  void Bind(bool pinned) const;
   [[nodiscard]] SharedMapping MapArena() const;
   void StartMallocCount();
   MallocCounts StopMallocCount();
