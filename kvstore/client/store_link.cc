@@ -126,25 +126,42 @@ absl::StatusOr<LinkSession> StoreLink::BeginCall(TicketRef ticket, absl::Time de
   }
   if (!IsUpLocked()) return last_failure_;
   live_.insert(LiveKey(ticket));
-  return LinkSession{api_, session_.session, incarnation_};
+  ++calling_[LiveKey(ticket)];
+  return LinkSession{api_, session_.session, incarnation_, ticket};
 }
 
 absl::StatusOr<LinkSession> StoreLink::CurrentSession() const {
   MutexLock lock(mu_);
   if (!has_session_ || api_ == nullptr) return last_failure_;
-  return LinkSession{api_, session_.session, incarnation_};
+  return LinkSession{api_, session_.session, incarnation_, std::nullopt};
 }
 
 void StoreLink::EndCall(const LinkSession& session, const absl::Status& status) {
-  MutexLock lock(mu_);
-  if (session.incarnation != incarnation_) return;
-  if (absl::IsNotFound(status)) {
-    LoseSession("it no longer knows this session");
-  } else if (IsUnreachable(status)) {
-    CountFailure(status);
-  } else {
-    failures_in_row_ = 0;
+  {
+    MutexLock lock(mu_);
+    const bool forgotten = session.ticket.has_value() && EndsForgotten(*session.ticket);
+    if (session.incarnation != incarnation_) return;
+    if (absl::IsNotFound(status)) {
+      LoseSession("it no longer knows this session");
+    } else if (IsUnreachable(status)) {
+      CountFailure(status);
+    } else {
+      failures_in_row_ = 0;
+    }
+    if (!forgotten || closing_) return;
   }
+  // If it cannot be sent, the next renewal does not list the ticket.
+  (void)calls_.TryRun([session] {
+    session.api->Release(ReleaseRequest{session.session, *session.ticket}).IgnoreError();
+  });
+}
+
+bool StoreLink::EndsForgotten(const TicketRef& ticket) {
+  const auto it = calling_.find(LiveKey(ticket));
+  KVT_CHECK(it != calling_.end(), "ticket ", ticket.id.value(), ": EndCall without BeginCall");
+  if (--it->second > 0) return false;
+  calling_.erase(it);
+  return !live_.contains(LiveKey(ticket));
 }
 
 bool StoreLink::Forget(TicketRef ticket) {

@@ -26,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -47,6 +48,7 @@ struct LinkSession {
   std::shared_ptr<StoreApi> api;
   SessionId session;
   uint64_t incarnation = 0;
+  std::optional<TicketRef> ticket;  // BeginCall's
 };
 
 // A burst on its way into a channel. Exactly one of the two ends it: `submit` was called and returned
@@ -91,7 +93,8 @@ class StoreLink {
   absl::StatusOr<LinkSession> BeginCall(TicketRef ticket, absl::Time deadline);
   // The session as it is, for calls of tickets that live here. Unavailable.
   [[nodiscard]] absl::StatusOr<LinkSession> CurrentSession() const;
-  // Every control call's outcome, for the breaker and for lost sessions.
+  // Every control call's outcome, for the breaker and for lost sessions. Where the ticket was let go
+  // while BeginCall's call ran, which may have reached the store later, it is let go there again.
   void EndCall(const LinkSession& session, const absl::Status& status);
   // Takes the ticket off the live list; true when it was there.
   bool Forget(TicketRef ticket);
@@ -144,6 +147,8 @@ class StoreLink {
   void GiveBack(std::shared_ptr<Channel> channel);
   std::vector<LinkBurst> TakePending() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CloseDropped();
+  // Counts the call as ended; true when its ticket is off the live list and no other call of it runs.
+  bool EndsForgotten(const TicketRef& ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const TierClientConfig& config_;
   const NodeName name_;
@@ -174,6 +179,7 @@ class StoreLink {
   int in_flight_ ABSL_GUARDED_BY(mu_) = 0;
   std::deque<LinkBurst> pending_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<std::pair<uint64_t, uint32_t>> live_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::pair<uint64_t, uint32_t>, int> calling_ ABSL_GUARDED_BY(mu_);  // by ticket
   int failures_in_row_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Duration pause_ ABSL_GUARDED_BY(mu_);
   absl::Time connect_at_ ABSL_GUARDED_BY(mu_);

@@ -1,6 +1,7 @@
 // TierClient against stores that die, restart, stall, lie or move.
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -250,6 +251,28 @@ TEST_P(TierFailureTest, WrittenWhileTheOwnerWasDown_FoundByAReaderThatReachesIt)
   TestSlots read(TestGeometry(), kLongBlocks);
   EXPECT_EQ(reader->PullAll(ticket.ref(), found.blocks, read).blocks_ok, kLongBlocks);
   for (int i = 0; i < kLongBlocks; ++i) ASSERT_TRUE(read.SameBlock(written, i, i));
+}
+
+// A sequence that ends while a reservation of it is on its way: the store may see the release first.
+TEST_P(TierFailureTest, ReleaseOvertakesAReserve_NothingIsHeldSoonAfter) {
+  StartStores(1);
+  auto worker = StartConnected("decode-0", FastOptions());
+  const HeldTicket ticket = NewTicket(View());
+  const SequenceBlocks sequence = Sequence(4);
+  stores_[0]->gate().HoldReserve(true);
+  std::thread reserving([&] {
+    (void)worker->tier().Reserve(ticket, sequence.blocks(), 2, ReserveMode::kKeepGranted);
+  });
+  EXPECT_TRUE(Eventually([&] { return stores_[0]->gate().reserves_held() == 1; }));
+  const int calls = stores_[0]->gate().calls();
+  worker->tier().Release(ticket.ref());
+  EXPECT_TRUE(Eventually([&] { return stores_[0]->gate().calls() > calls; }));
+  stores_[0]->gate().HoldReserve(false);
+  reserving.join();
+  worker->tier().Release(ticket.ref());
+  // Long before the next renewal, a third of ten seconds away, would let it go.
+  EXPECT_TRUE(Eventually([&] { return stores_[0]->Stats().tickets == 0; }, absl::Seconds(1)));
+  EXPECT_EQ(stores_[0]->Stats().reserved_bytes, 0u);
 }
 
 TEST_P(TierFailureTest, Sessions_OutliveTheirLeaseByRenewalAndPinsOfLiveTicketsStay) {

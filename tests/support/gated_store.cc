@@ -23,6 +23,12 @@ void GatedStore::SetDelay(absl::Duration delay) {
   changed_.NotifyAll();
 }
 
+void GatedStore::HoldReserve(bool hold) {
+  MutexLock lock(mu_);
+  hold_reserve_ = hold;
+  changed_.NotifyAll();
+}
+
 void GatedStore::Drain() {
   MutexLock lock(mu_);
   while (inside_ > 0) changed_.WaitFor(mu_, absl::Seconds(1));
@@ -67,6 +73,15 @@ absl::StatusOr<LookupReply> GatedStore::Lookup(const LookupRequest& request) {
   return passage.target->Lookup(request);
 }
 absl::StatusOr<ReserveReply> GatedStore::Reserve(const ReserveRequest& request) {
+  {
+    MutexLock lock(mu_);
+    const absl::Time start = RealClock::Get().Now();
+    ++reserves_held_;
+    while (hold_reserve_ && RealClock::Get().Now() < start + absl::Seconds(20)) {
+      changed_.WaitFor(mu_, absl::Seconds(1));
+    }
+    --reserves_held_;
+  }
   Passage passage(*this);
   if (passage.target == nullptr) return passage.status;
   return passage.target->Reserve(request);

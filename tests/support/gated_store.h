@@ -23,6 +23,9 @@ class GatedStore final : public StoreApi {
   void SetFailure(absl::Status failure);
   // Every call first waits, at most for so long or until it is set to zero.
   void SetDelay(absl::Duration delay);
+  // While true a Reserve waits on its way in, at most 20 s; other calls pass it.
+  void HoldReserve(bool hold);
+  [[nodiscard]] int reserves_held() const { return reserves_held_.load(); }
   [[nodiscard]] int calls() const { return calls_.load(); }
 
   absl::StatusOr<OpenSessionReply> OpenSession(const OpenSessionRequest& request) override;
@@ -50,9 +53,11 @@ class GatedStore final : public StoreApi {
   };
 
   std::atomic<int> calls_{0};
+  std::atomic<int> reserves_held_{0};
   Mutex mu_;
   CondVar changed_;
   StoreApi* target_ ABSL_GUARDED_BY(mu_);
+  bool hold_reserve_ ABSL_GUARDED_BY(mu_) = false;
   int inside_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
   absl::Duration delay_ ABSL_GUARDED_BY(mu_) = absl::ZeroDuration();
