@@ -6,6 +6,7 @@
 #include <map>
 #include <thread>
 
+#include "tests/contract/rocksdb_medium.h"
 #include "tests/contract/spill_fixture.h"
 #include "tests/support/memory_spill_store.h"
 
@@ -355,9 +356,13 @@ TEST_P(SpillStoreTest, ReadersAndWriters_AtOnce_SeeOneWholeVersionOrNone) {
   EXPECT_GT(seen.load(), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Memory, SpillStoreTest,
-                         testing::Values(SpillMediumKind{
-                             "memory", [] { return std::make_unique<MemoryMedium>(); }}));
+INSTANTIATE_TEST_SUITE_P(
+    All, SpillStoreTest,
+    testing::Values(
+        SpillMediumKind{"Memory", [] { return std::make_unique<MemoryMedium>(); }},
+        SpillMediumKind{"RocksDbDirect", [] { return std::make_unique<RocksDbMedium>(true); }},
+        SpillMediumKind{"RocksDbBuffered", [] { return std::make_unique<RocksDbMedium>(false); }}),
+    [](const testing::TestParamInfo<SpillMediumKind>& info) { return info.param.name; });
 
 // The faults of the store in memory are what the node's crash tests rest on.
 TEST(MemorySpillStoreTest, CrashAtEveryStep_AcknowledgedRecordsStay) {
