@@ -22,7 +22,7 @@ CoordinatorMetrics::CoordinatorMetrics(MetricsRegistry& registry)
       failed_(Outcome(registry, "failed")),
       cancelled_(Outcome(registry, "cancelled")),
       refused_(Outcome(registry, "refused")) {
-  const char* kinds[kKinds] = {"store", "prefill", "decode"};
+  const char* kinds[kKinds] = {"store", "prefill", "decode", "client"};
   for (int i = 0; i < kKinds; ++i) {
     alive_[i] = &registry.NewGauge("kvtide_coordinator_nodes", "Nodes by kind and state",
                                    {{"kind", kinds[i]}, {"state", "alive"}});

@@ -14,7 +14,7 @@ class CoordinatorMetrics {
   void Observe(const ClusterStatus& status);
 
  private:
-  static constexpr int kKinds = 3;
+  static constexpr int kKinds = 4;
   std::array<Gauge*, kKinds> alive_{};
   std::array<Gauge*, kKinds> dead_{};
   Gauge& running_;

@@ -28,6 +28,7 @@ absl::string_view StateName(MemberState state) {
     case MemberState::kReady: return "ready";
     case MemberState::kDraining: return "draining";
     case MemberState::kDead: return "dead";
+    case MemberState::kStarting: return "starting";
   }
   return "unknown";
 }
@@ -53,7 +54,9 @@ absl::Status Cluster::Register(const Moment& now, const RegisterRequest& request
   const Member* member = nodes_.Find(request.name);
   if (!known) {
     events_.Add(now.unix, absl::StrCat(NodeKindName(request.kind), " ", Describe(*member),
-                                       " joined at ", request.control_address));
+                                       " joined at ", request.control_address,
+                                       member->state == MemberState::kStarting
+                                           ? ", starting" : ""));
   } else if (was_dead) {
     events_.Add(now.unix, absl::StrCat(Describe(*member), " came back"));
   }
@@ -62,7 +65,12 @@ absl::Status Cluster::Register(const Moment& now, const RegisterRequest& request
 
 HeartbeatReply Cluster::Heartbeat(const Moment& now, const HeartbeatRequest& request) {
   HeartbeatReply reply;
+  const Member* before = nodes_.Find(request.name);
+  const bool was_starting = before != nullptr && before->state == MemberState::kStarting;
   const Member* member = nodes_.Heartbeat(now.monotonic, request);
+  if (was_starting && member != nullptr && member->state == MemberState::kReady) {
+    events_.Add(now.unix, absl::StrCat(Describe(*member), " is ready"));
+  }
   if (member == nullptr) {
     reply.unknown = true;
     return reply;
@@ -102,7 +110,24 @@ void Cluster::Act(const Moment& now, const std::vector<Departure>& departures) {
   }
 }
 
-absl::Status Cluster::CheckAdmission(const AdmitRequest& request, ModelInfo* model) const {
+absl::StatusOr<ModelInfo> Cluster::ModelOf(const AdmitRequest& request) const {
+  if (!request.holder.empty()) {
+    const Member* holder = nodes_.Find(request.holder);
+    if (holder == nullptr || holder->info.kind != NodeKind::kClient ||
+        holder->state != MemberState::kReady) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "holder ", request.holder, ": ",
+          holder == nullptr || holder->info.kind != NodeKind::kClient
+              ? "no client of that name is registered"
+              : StateName(holder->state)));
+    }
+    if (holder->info.model.name != request.model) {
+      return absl::InvalidArgumentError(absl::StrCat("holder ", request.holder, " has model ",
+                                                     holder->info.model.name, ", not ",
+                                                     request.model));
+    }
+    return holder->info.model;
+  }
   const std::vector<ModelInfo> models = Models();
   const auto found = std::find_if(models.begin(), models.end(), [&](const ModelInfo& candidate) {
     return candidate.name == request.model;
@@ -123,7 +148,11 @@ absl::Status Cluster::CheckAdmission(const AdmitRequest& request, ModelInfo* mod
     return absl::NotFoundError(
         absl::StrCat("model ", request.model, " is not served here; known: ", names));
   }
-  *model = *found;
+  return *found;
+}
+
+absl::Status Cluster::CheckAdmission(const AdmitRequest& request, ModelInfo* model) const {
+  KVT_ASSIGN_OR_RETURN(*model, ModelOf(request));
   if (request.prompt_tokens == 0) return absl::InvalidArgumentError("the prompt is empty");
   if (request.output_tokens_max == 0) {
     return absl::InvalidArgumentError("output_tokens_max: 0 tokens were asked for");
@@ -156,10 +185,13 @@ absl::StatusOr<Grant> Cluster::Admit(const Moment& now, const AdmitRequest& requ
   if (const absl::Status status = CheckAdmission(request, &model); !status.ok()) {
     return refuse(status);
   }
-  const auto prefill = PickPrefill(nodes_, requests_, request.model);
-  if (!prefill.ok()) return refuse(prefill.status());
-  const auto decode = PickDecode(nodes_, requests_, request.model, {});
-  if (!decode.ok()) return refuse(decode.status());
+  absl::StatusOr<const Member*> holder = nodes_.Find(request.holder);
+  if (request.holder.empty()) {
+    holder = PickPrefill(nodes_, requests_, request.model);
+    if (!holder.ok()) return refuse(holder.status());
+    const auto decode = PickDecode(nodes_, requests_, request.model, {});
+    if (!decode.ok()) return refuse(decode.status());
+  }
   ClusterView view = nodes_.View();
   if (view.stores.empty()) return refuse(absl::FailedPreconditionError("no store is ready"));
   if (requests_.counts().running >= static_cast<uint64_t>(options_.request_limit)) {
@@ -177,12 +209,12 @@ absl::StatusOr<Grant> Cluster::Admit(const Moment& now, const AdmitRequest& requ
   ticket.prompt_tokens = request.prompt_tokens;
   ticket.output_tokens_max = request.output_tokens_max;
   ticket.fidelity = request.fidelity;
-  ticket.prefill_worker = (*prefill)->info.name;
+  ticket.prefill_worker = (*holder)->info.name;
   ticket.stores = std::move(view.stores);
   ticket.capability = std::move(capability);
   ticket.present_by_unix_ms = absl::ToUnixMillis(now.unix + options_.present_within);
   requests_.Insert(now.monotonic, ticket, RequestPhase::kAdmitted);
-  return Grant{std::move(ticket), (*prefill)->info.control_address};
+  return Grant{std::move(ticket), (*holder)->info.control_address};
 }
 
 absl::StatusOr<RequestRecord*> Cluster::FindOrAdopt(const Moment& now, const Ticket& ticket,
@@ -304,7 +336,8 @@ void Cluster::Tick(const Moment& now) {
 ClusterStatus Cluster::Status(const Moment& now) const {
   ClusterStatus status;
   status.view_version = nodes_.view_version();
-  for (const NodeKind kind : {NodeKind::kStore, NodeKind::kPrefill, NodeKind::kDecode}) {
+  for (const NodeKind kind :
+       {NodeKind::kStore, NodeKind::kPrefill, NodeKind::kDecode, NodeKind::kClient}) {
     for (const auto& [name, member] : nodes_.members()) {
       if (member.info.kind != kind) continue;
       NodeStatus node;
@@ -336,7 +369,8 @@ ClusterStatus Cluster::Status(const Moment& now) const {
 std::vector<ModelInfo> Cluster::Models() const {
   std::map<std::string, ModelInfo> models;
   for (const auto& [name, member] : nodes_.members()) {
-    if (!member.alive() || member.info.kind == NodeKind::kStore) continue;
+    if (!member.alive()) continue;
+    if (member.info.kind != NodeKind::kPrefill && member.info.kind != NodeKind::kDecode) continue;
     const ModelInfo& model = member.info.model;
     const auto [it, fresh] = models.try_emplace(model.name, model);
     it->second.context_tokens_max =

@@ -38,7 +38,7 @@ class Cluster {
   HeartbeatReply Heartbeat(const Moment& now, const HeartbeatRequest& request);
   absl::Status Leave(const Moment& now, const NodeName& name, BootEpoch epoch);
   absl::Status SetDraining(const Moment& now, const NodeName& name, bool draining);
-  // `capability`: 16 fresh random bytes.
+  // `capability`: 16 fresh random bytes. A holder: its own ticket, no worker needed.
   absl::StatusOr<Grant> Admit(const Moment& now, const AdmitRequest& request,
                               std::string capability);
   // `ticket`: verified by the caller. A ticket that another boot of the coordinator granted is
@@ -66,6 +66,7 @@ class Cluster {
   [[nodiscard]] std::vector<ClusterEvent> TakeNewEvents() { return events_.TakeNew(); }
 
  private:
+  absl::StatusOr<ModelInfo> ModelOf(const AdmitRequest& request) const;
   absl::Status CheckAdmission(const AdmitRequest& request, ModelInfo* model) const;
   absl::StatusOr<RequestRecord*> FindOrAdopt(const Moment& now, const Ticket& ticket,
                                              RequestPhase phase);

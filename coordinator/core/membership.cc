@@ -33,7 +33,8 @@ absl::Status CheckShape(const RegisterRequest& request) {
   KVT_RETURN_IF_ERROR(CheckName(request.name));
   if (request.epoch == BootEpoch()) return Malformed("epoch", "zero is no boot");
   const std::string& address = request.control_address;
-  if (address.empty() || address.size() > kAddressBytesMax || !IsPrintable(address)) {
+  const bool client = request.kind == NodeKind::kClient;
+  if ((address.empty() && !client) || address.size() > kAddressBytesMax || !IsPrintable(address)) {
     return Malformed("control_address", "expected \"host:port\"");
   }
   if (!CommonWireVersion(request.versions, WireVersionRange{})) {
@@ -89,6 +90,7 @@ absl::string_view NodeKindName(NodeKind kind) {
     case NodeKind::kStore: return "store";
     case NodeKind::kPrefill: return "prefill worker";
     case NodeKind::kDecode: return "decode worker";
+    case NodeKind::kClient: return "client";
   }
   return "node";
 }
@@ -143,12 +145,15 @@ absl::Status Membership::Register(absl::Time now, const RegisterRequest& request
       return absl::ResourceExhaustedError(absl::StrCat("the cluster has ", kNodesMax, " nodes"));
     }
   }
-  // Draining outlives a repeated registration of the same boot.
-  const bool draining = found != members_.end() && found->second.info.epoch == request.epoch &&
-                        found->second.state == MemberState::kDraining;
+  // Draining and being ready outlive a repeated registration of the same boot.
+  MemberState state = request.starting ? MemberState::kStarting : MemberState::kReady;
+  if (found != members_.end() && found->second.info.epoch == request.epoch &&
+      found->second.alive()) {
+    state = found->second.state;
+  }
   Member& member = members_[request.name];
   member = Member{.info = request,
-                  .state = draining ? MemberState::kDraining : MemberState::kReady,
+                  .state = state,
                   .last_heard = now,
                   .died = absl::InfinitePast(),
                   .load = {},
@@ -165,6 +170,10 @@ const Member* Membership::Heartbeat(absl::Time now, const HeartbeatRequest& requ
   }
   found->second.last_heard = now;
   found->second.load = request.load;
+  if (found->second.state == MemberState::kStarting && !request.load.starting) {
+    found->second.state = MemberState::kReady;
+    if (InView(found->second)) ++view_version_;
+  }
   return &found->second;
 }
 
@@ -186,7 +195,9 @@ absl::Status Membership::SetDraining(const NodeName& name, bool draining) {
     return absl::NotFoundError(absl::StrCat("drain: no node ", name, " is alive"));
   }
   const bool before = InView(found->second);
-  found->second.state = draining ? MemberState::kDraining : MemberState::kReady;
+  const MemberState undrained =
+      found->second.load.starting ? MemberState::kStarting : MemberState::kReady;
+  found->second.state = draining ? MemberState::kDraining : undrained;
   if (InView(found->second) != before) ++view_version_;
   return absl::OkStatus();
 }

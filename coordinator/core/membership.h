@@ -4,8 +4,8 @@
 // Invariants:
 //   M1  A name has one boot epoch at a time; an epoch that was superseded never comes back.
 //   M2  A node is alive iff it registered and was heard of within death_after.
-//   M3  The view holds exactly the alive, not draining stores; its version rises with each change.
-//   M4  All alive workers of one model have equal fingerprint, geometry and numerics id.
+//   M3  The view holds exactly the ready stores (alive, started, not draining); its version rises with each change.
+//   M4  All alive workers and clients of one model have equal fingerprint, geometry and numerics id.
 #pragma once
 
 #include <map>
@@ -20,7 +20,9 @@
 
 namespace kvt {
 
-enum class MemberState : uint8_t { kReady = 0, kDraining = 1, kDead = 2 };
+// kStarting: alive and heard of, not ready to serve; its heartbeats say when it is. A boot that was
+// ready never goes back to it.
+enum class MemberState : uint8_t { kReady = 0, kDraining = 1, kDead = 2, kStarting = 3 };
 
 struct Member {
   RegisterRequest info;
@@ -34,7 +36,7 @@ struct Member {
 
 // "decode-1 (pid 123)".
 std::string Describe(const Member& member);
-absl::string_view NodeKindName(NodeKind kind);  // "store", "prefill worker", "decode worker"
+absl::string_view NodeKindName(NodeKind kind);  // "store", "prefill worker", ...
 
 // A boot that ended: what Cluster must act upon.
 struct Departure {
@@ -55,7 +57,8 @@ class Membership {
   // name is an alive node's of another kind. ResourceExhausted: too many nodes.
   absl::Status Register(absl::Time now, const RegisterRequest& request,
                         std::vector<Departure>* departures);
-  // Null when unknown, dead or of another boot: it must register again.
+  // Null when unknown, dead or of another boot: it must register again. Makes a starting node ready
+  // when it says so.
   const Member* Heartbeat(absl::Time now, const HeartbeatRequest& request);
   // NotFound when this boot is not a member.
   absl::Status Leave(const NodeName& name, BootEpoch epoch, std::vector<Departure>* departures);

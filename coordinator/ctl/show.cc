@@ -25,6 +25,7 @@ const char* KindName(NodeKind kind) {
     case NodeKind::kStore: return "store";
     case NodeKind::kPrefill: return "prefill";
     case NodeKind::kDecode: return "decode";
+    case NodeKind::kClient: return "client";
   }
   return "unknown";
 }
@@ -57,6 +58,7 @@ json ToJson(const NodeStatus& node) {
               {"epoch", absl::StrFormat("%016x", node.epoch.value())},
               {"since_heartbeat_s", Seconds(node.since_heartbeat)},
               {"capacity_bytes", node.capacity_bytes}};
+  if (node.state == "starting") out["starting_percent"] = node.load.starting_percent;
   if (node.kind == NodeKind::kStore) return out;
   out["load"] = {{"running", node.load.running},
                  {"waiting", node.load.waiting},
@@ -71,12 +73,17 @@ json ToJson(const NodeStatus& node) {
   return out;
 }
 
+std::string StateText(const NodeStatus& node) {
+  if (node.state != "starting") return node.state;
+  return absl::StrFormat("starting %d %%", node.load.starting_percent);
+}
+
 std::string NodeTable(const std::vector<NodeStatus>& nodes) {
   TextTable table({"NODE", "KIND", "STATE", ">PID", "ADDRESS", ">RUNNING", ">WAITING",
                    ">SLOTS FREE", ">CAPACITY", ">HEARD"});
   for (const NodeStatus& node : nodes) {
     const bool worker = node.kind != NodeKind::kStore && node.state != "dead";
-    table.Row({node.name, KindName(node.kind), node.state, absl::StrCat(node.pid),
+    table.Row({node.name, KindName(node.kind), StateText(node), absl::StrCat(node.pid),
                node.control_address, worker ? absl::StrCat(node.load.running) : "",
                worker ? absl::StrCat(node.load.waiting) : "",
                worker ? absl::StrCat(node.load.slots_free, "/", node.load.slots_total) : "",

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <set>
 #include <vector>
@@ -35,6 +36,7 @@ namespace {
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
 // A daemon that is still loading its model takes no signal, and holds nothing yet.
 constexpr absl::Duration kRollbackGrace = absl::Seconds(1);
+constexpr absl::Duration kTellStartingEvery = absl::Seconds(1);
 constexpr int kLogLines = 12;
 
 std::string BinaryOf(const std::string& kind) {
@@ -57,6 +59,7 @@ class Start {
   Start(const Cli& cli, ClusterPlan plan, absl::Duration timeout)
       : cli_(cli),
         plan_(std::move(plan)),
+        timeout_(timeout),
         began_(absl::Now()),
         deadline_(began_ + timeout) {}
   ~Start() {
@@ -196,6 +199,7 @@ class Start {
       const auto status = coordinator->Status();
       if (status.ok()) {
         for (const NodeStatus& node : status->nodes) {
+          if (node.state == "starting" && IsOurs(node)) ShowStarting(node);
           if (node.state == "ready" && IsOurs(node) && waiting.erase(node.name) > 0) {
             Say(absl::StrCat(node.name, " is ready at ", node.control_address));
           }
@@ -204,6 +208,22 @@ class Start {
       if (waiting.empty()) return absl::OkStatus();
       KVT_RETURN_IF_ERROR(Step(absl::StrJoin(waiting, ", ")));
     }
+  }
+
+  // A large arena takes longer than any fixed time: the deadline moves while there is progress.
+  void ShowStarting(const NodeStatus& node) {
+    StartingNode& known = starting_[node.name];
+    const uint32_t percent = node.load.starting_percent;
+    const absl::Time now = absl::Now();
+    if (percent > known.percent) {
+      known.percent = percent;
+      deadline_ = std::max(deadline_, now + timeout_);
+    } else if (known.told != absl::InfinitePast()) {
+      return;
+    }
+    if (now - known.told < kTellStartingEvery) return;
+    known.told = now;
+    Say(absl::StrFormat("%s is starting: %d %% of its memory is ready", node.name, percent));
   }
 
   bool IsOurs(const NodeStatus& node) const {
@@ -215,8 +235,15 @@ class Start {
 
   const Cli& cli_;
   ClusterPlan plan_;
+  struct StartingNode {
+    uint32_t percent = 0;
+    absl::Time told = absl::InfinitePast();
+  };
+
+  const absl::Duration timeout_;
   const absl::Time began_;
-  const absl::Time deadline_;
+  absl::Time deadline_;
+  std::map<std::string, StartingNode> starting_;
   RunState state_;
   bool kept_ = false;
 };

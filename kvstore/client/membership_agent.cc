@@ -130,12 +130,23 @@ void MembershipAgent::Run() {
     MutexLock lock(mu_);
     if (stopping_) break;
     const absl::Duration wait = next - clock_.Now();
-    if (wait > absl::ZeroDuration()) wake_.WaitFor(mu_, wait);
+    if (wait > absl::ZeroDuration() && !asked_) wake_.WaitFor(mu_, wait);
     if (stopping_) break;
+    // A coordinator that cannot be reached keeps its pace.
+    if (asked_ && registered_.load() && !told_failure_) next_ = clock_.Now();
+    asked_ = false;
   }
   if (!registered_.exchange(false)) return;
   const absl::Status left = coordinator_.Leave(options_.node.name, options_.node.epoch);
   if (!left.ok()) KVT_LOG(kInfo, "leaving the cluster: ", left.message());
+}
+
+void MembershipAgent::SendNow() {
+  {
+    MutexLock lock(mu_);
+    asked_ = true;
+  }
+  wake_.NotifyAll();
 }
 
 void MembershipAgent::Stop() {

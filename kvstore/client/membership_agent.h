@@ -54,6 +54,8 @@ class MembershipAgent {
   absl::Time Step();
   // Steps until Stop(), then leaves the cluster.
   void Run();
+  // Makes Run send what it has to say now instead of at the next heartbeat. Any thread.
+  void SendNow();
   // Makes Run leave and return. Idempotent; any thread.
   void Stop();
 
@@ -94,6 +96,7 @@ class MembershipAgent {
   Mutex mu_;
   CondVar wake_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool asked_ ABSL_GUARDED_BY(mu_) = false;  // SendNow
   bool ever_registered_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
 };

@@ -36,7 +36,7 @@ absl::StatusOr<HeldTicket> TicketGate::Check(const SignedTicket& signed_ticket,
                                              absl::Time wall_now) const {
   KVT_ASSIGN_OR_RETURN(Ticket ticket, Verify(signed_ticket));
   const NodeName& holder =
-      kind_ == NodeKind::kPrefill ? ticket.prefill_worker : ticket.decode_worker;
+      kind_ == NodeKind::kDecode ? ticket.decode_worker : ticket.prefill_worker;
   if (holder != node_) {
     return absl::FailedPreconditionError(
         absl::StrCat("the ticket is for \"", holder, "\", this is \"", node_, "\""));

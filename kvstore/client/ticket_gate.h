@@ -20,7 +20,8 @@ namespace kvt {
 
 class TicketGate {
  public:
-  // `kind` is kPrefill (the ticket's prefill_worker must be `node`) or kDecode (its decode_worker).
+  // `kind` is kPrefill or kClient (the ticket's prefill_worker must be `node`) or kDecode (its
+  // decode_worker).
   TicketGate(NodeKind kind, NodeName node, ModelInfo model);
 
   // The coordinator's public key, 32 raw bytes. InvalidArgument leaves the old one.

@@ -3,6 +3,7 @@
 // threads end before it returns.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 
 #include "absl/status/status.h"
@@ -10,8 +11,11 @@
 
 namespace kvt {
 
-// Logs progress about once a second and, at the end, seconds per GiB. ResourceExhausted. Cancelled
-// within about a second of `should_stop`, which is asked on this thread, saying so.
-absl::Status PopulateArena(Arena& arena, int threads, const std::function<bool()>& should_stop);
+// Logs progress about once a second (bytes, seconds per GiB, how long it will take still) and, at the
+// end, seconds per GiB. `progress`, which may be empty, gets the bytes done, from 0, never less than
+// before, at least twice a second and at the end. ResourceExhausted. Cancelled within about a second
+// of `should_stop`, saying so. Both are called on this thread.
+absl::Status PopulateArena(Arena& arena, int threads, const std::function<bool()>& should_stop,
+                           const std::function<void(uint64_t done_bytes)>& progress = nullptr);
 
 }  // namespace kvt

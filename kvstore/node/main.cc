@@ -149,6 +149,9 @@ class Membership {
         thread_([this] { agent_.Run(); }) {}
   ~Membership() { Leave(); }
 
+  // The node's readiness has changed.
+  void SendNow() { agent_.SendNow(); }
+
   void Leave() {
     agent_.Stop();
     if (thread_.joinable()) thread_.join();
@@ -164,6 +167,7 @@ class Membership {
     options.node.control_address = control_address;
     options.node.pid = getpid();
     options.node.capacity_bytes = capacity_bytes;
+    options.node.starting = true;
     return options;
   }
   static MembershipEvents MakeEvents(StoreNode& node) {
@@ -171,6 +175,10 @@ class Membership {
     events.load = [&node] {
       LoadReport load;
       load.running = static_cast<uint32_t>(node.StatsNow().tickets);
+      if (const int percent = node.starting_percent(); percent >= 0) {
+        load.starting = true;
+        load.starting_percent = static_cast<uint32_t>(percent);
+      }
       return load;
     };
     events.on_registered = [&node](const RegisterReply& reply) {
@@ -220,6 +228,21 @@ void Drain(StoreNode& node, const sigset_t& stop_signals) {
   }
 }
 
+// Makes the memory and the data plane ready; the control port answers meanwhile. Cancelled on a stop
+// signal.
+absl::StatusOr<DataPlane> MakeReady(const Options& options, Arena& arena, StoreNode& node) {
+  KVT_RETURN_IF_ERROR(PopulateArena(
+      arena, options.store.populate_threads, [] { return StopIsPending(); },
+      [&](uint64_t done) {
+        node.SetStarting(static_cast<int>(done * 100 / arena.size()));
+        node.Tick();
+      }));
+  KVT_ASSIGN_OR_RETURN(DataPlane plane, StartDataPlane(options, arena, node));
+  node.SetDataPlane(plane.addresses);
+  node.SetReady();
+  return plane;
+}
+
 absl::Status Run(const Options& options, const sigset_t& stop_signals) {
   KVT_ASSIGN_OR_RETURN(const HostPort listen, ParseHostPort(options.node.listen));
   StoreNodeConfig config;
@@ -232,12 +255,9 @@ absl::Status Run(const Options& options, const sigset_t& stop_signals) {
   config.blocks_max = static_cast<uint32_t>(
       std::min<uint64_t>(arena_bytes / StoreOptions::kBlockBytesMin, UINT32_MAX / kPlanes));
   KVT_ASSIGN_OR_RETURN(Arena arena, Arena::Create(arena_bytes, config.blocks_max * kPlanes));
-  const absl::Status populated =
-      PopulateArena(arena, options.store.populate_threads, [] { return StopIsPending(); });
-  if (absl::IsCancelled(populated)) return absl::OkStatus();
-  KVT_RETURN_IF_ERROR(populated);
 
   StoreNode node(config, arena, RealClock::Get());
+  node.SetStarting(0);
   if (!options.store.ticket_public_key_file.empty()) {
     KVT_ASSIGN_OR_RETURN(const std::string key,
                          ReadTicketKey(options.store.ticket_public_key_file));
@@ -250,15 +270,23 @@ absl::Status Run(const Options& options, const sigset_t& stop_signals) {
     KVT_ASSIGN_OR_RETURN(const int port, registry.Serve(at.host, at.port));
     KVT_LOG(kInfo, "metrics on ", at.host, ":", port);
   }
-  KVT_ASSIGN_OR_RETURN(DataPlane plane, StartDataPlane(options, arena, node));
-  node.SetDataPlane(plane.addresses);
+  metrics.SetReady(false);
   KVT_ASSIGN_OR_RETURN(const std::unique_ptr<RpcServer> server,
                        ServeStore(node, options.node.listen));
+  server->SetReady(false);
   const std::string address = absl::StrCat(Advertised(options, listen.host), ":", server->port());
   std::unique_ptr<Membership> membership;
   if (options.store.ticket_public_key_file.empty()) {
     membership = std::make_unique<Membership>(options, config, arena_bytes, address, node);
   }
+  KVT_LOG(kInfo, config.name, " control on ", address, ", not ready yet");
+  absl::StatusOr<DataPlane> ready = MakeReady(options, arena, node);
+  if (absl::IsCancelled(ready.status())) return absl::OkStatus();
+  KVT_RETURN_IF_ERROR(ready.status());
+  DataPlane& plane = *ready;
+  server->SetReady(true);
+  metrics.SetReady(true);
+  if (membership != nullptr) membership->SendNow();
   if (!options.store.address_file.empty()) {
     KVT_RETURN_IF_ERROR(WriteAddressFile(options.store.address_file, address));
   }

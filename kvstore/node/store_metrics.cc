@@ -15,7 +15,9 @@ void Raise(Counter& counter, uint64_t to) {
 }  // namespace
 
 StoreMetrics::StoreMetrics(MetricsRegistry& registry)
-    : capacity_bytes_(registry.NewGauge("kvtide_store_capacity_bytes", "Bytes of the arena")),
+    : ready_(registry.NewGauge("kvtide_store_ready",
+                               "1 once the arena is populated and workers are let in")),
+      capacity_bytes_(registry.NewGauge("kvtide_store_capacity_bytes", "Bytes of the arena")),
       blocks_(registry.NewGauge("kvtide_store_blocks", "Sealed blocks")),
       pinned_blocks_(registry.NewGauge("kvtide_store_pinned_blocks", "Sealed blocks under a pin")),
       pins_(registry.NewGauge("kvtide_store_pins", "Pins: pairs of holder and block")),

@@ -12,11 +12,13 @@ class StoreMetrics {
  public:
   explicit StoreMetrics(MetricsRegistry& registry);
   void Observe(const StoreStats& stats);
+  void SetReady(bool ready) { ready_.Set(ready ? 1 : 0); }
 
  private:
   // States of the arena's bytes; they sum to the capacity.
   enum State { kBase, kResidual, kReserved, kWriting, kEvicting, kFree, kStates };
 
+  Gauge& ready_;
   Gauge& capacity_bytes_;
   std::array<Gauge*, kStates> bytes_{};
   Gauge& blocks_;

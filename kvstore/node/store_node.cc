@@ -163,6 +163,10 @@ absl::Status StoreNode::CheckModel(SessionId id, const Ticket& ticket) {
 
 absl::StatusOr<OpenSessionReply> StoreNode::OpenSession(const OpenSessionRequest& request) {
   KVT_RETURN_IF_ERROR(CheckNotDraining());
+  if (const int percent = starting_percent_.load(); percent != kReady) {
+    return absl::UnavailableError(absl::StrCat("store ", config_.name, " is starting: ", percent,
+                                               " % of its memory is ready; try again"));
+  }
   const std::optional<uint32_t> version = CommonWireVersion(request.versions, WireVersionRange());
   if (!version.has_value()) {
     return absl::FailedPreconditionError(

@@ -57,6 +57,13 @@ class StoreNode final : public StoreApi, public PieceResolver {
   absl::Status AddTicketKey(absl::string_view public_key) { return tickets_.AddKey(public_key); }
   // Before sessions are opened.
   void SetDataPlane(DataPlaneAddresses addresses);
+  // While its memory is made ready its control calls are answered, sessions are refused with
+  // Unavailable saying how far it is, and the coordinator is told. A new node is ready.
+  void SetStarting(int percent) { starting_percent_.store(percent); }
+  // After SetDataPlane.
+  void SetReady() { starting_percent_.store(kReady); }
+  // -1: ready.
+  [[nodiscard]] int starting_percent() const { return starting_percent_.load(); }
   // Ends leases that are over, also the store's own after a stall.
   void Tick();
   // While draining, sessions, lookups and reservations are refused with Unavailable; what runs
@@ -88,6 +95,8 @@ class StoreNode final : public StoreApi, public PieceResolver {
                   absl::Span<PieceStatus> verdicts) override;
 
  private:
+  static constexpr int kReady = -1;
+
   // Keeps the arena's record table in step with the index. Called by the index, under mu_.
   class Publisher final : public RecordEvents {
    public:
@@ -116,6 +125,7 @@ class StoreNode final : public StoreApi, public PieceResolver {
   const Clock& clock_;
   TicketCache tickets_;
   std::atomic<bool> draining_{false};
+  std::atomic<int> starting_percent_{kReady};
   Publisher publisher_;
 
   Mutex mu_;

@@ -17,7 +17,9 @@
 
 namespace kvt {
 
-enum class NodeKind : uint8_t { kStore = 0, kPrefill = 1, kDecode = 2 };
+// kClient: a program that uses the tier for itself (kvstore/client/cluster_client.h). It holds tickets
+// that name it, serves nobody and is never routed to.
+enum class NodeKind : uint8_t { kStore = 0, kPrefill = 1, kDecode = 2, kClient = 3 };
 
 struct ModelInfo {
   std::string name;
@@ -32,11 +34,13 @@ struct RegisterRequest {
   NodeName name;
   BootEpoch epoch;
   WireVersionRange versions;
-  std::string control_address;  // where its gRPC service listens
+  std::string control_address;  // where its gRPC service listens; clients have none
   int64_t pid = 0;
-  ModelInfo model;              // workers
+  ModelInfo model;              // workers and clients
   uint64_t capacity_bytes = 0;  // stores: arena; decode: slots
   uint32_t batch_max = 0;       // decode
+  // Alive but not ready: nobody is sent to it before a heartbeat says that it is.
+  bool starting = false;
 };
 struct RegisterReply {
   absl::Duration heartbeat_interval;
@@ -57,6 +61,8 @@ struct LoadReport {
   uint64_t slots_free = 0;
   uint64_t slots_total = 0;
   uint64_t tokens_done = 0;      // since boot
+  bool starting = false;         // as RegisterRequest::starting
+  uint32_t starting_percent = 0; // how far it is
   std::vector<TicketRef> tickets;  // held here
 };
 
@@ -79,11 +85,13 @@ struct AdmitRequest {
   uint32_t prompt_tokens = 0;
   uint32_t output_tokens_max = 0;
   Fidelity fidelity = Fidelity::kExact;
+  // A registered client that will hold the ticket itself: needs no worker. Empty: a prefill worker.
+  NodeName holder = {};
 };
 struct AdmitReply {
   SignedTicket ticket;  // grant P
   TicketId id;
-  std::string prefill_address;
+  std::string prefill_address;  // empty for a client's ticket
 };
 
 // Grant D, asked by the prefill worker near its last chunk; or again after a refusal.
@@ -132,7 +140,7 @@ struct NodeStatus {
   BootEpoch epoch;
   std::string control_address;
   int64_t pid = 0;
-  std::string state;  // "ready", "draining", "dead"
+  std::string state;  // "starting", "ready", "draining", "dead"
   absl::Duration since_heartbeat;
   ModelInfo model;
   uint64_t capacity_bytes = 0;
@@ -177,8 +185,8 @@ class CoordinatorApi {
   virtual absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatRequest& request) = 0;
   virtual absl::Status Leave(const NodeName& name, BootEpoch epoch) = 0;
   // NotFound: unknown model (the message lists the known ones). FailedPrecondition: no prefill, decode
-  // or store node is alive (named). InvalidArgument: empty prompt, beyond the model's context.
-  // ResourceExhausted: too many requests.
+  // or store node is alive, or the holder is no ready client (named). InvalidArgument: empty prompt,
+  // beyond the model's context. ResourceExhausted: too many requests.
   virtual absl::StatusOr<AdmitReply> Admit(const AdmitRequest& request) = 0;
   virtual absl::StatusOr<PlaceReply> Place(const PlaceRequest& request) = 0;
   virtual absl::StatusOr<RegrantReply> Regrant(const RegrantRequest& request) = 0;

@@ -32,11 +32,12 @@ void ToWire(const RegisterRequest& from, kvtide::RegisterRequest* to) {
   ToWire(from.model, to->mutable_model());
   to->set_capacity_bytes(from.capacity_bytes);
   to->set_batch_max(from.batch_max);
+  to->set_starting(from.starting);
 }
 
 absl::StatusOr<RegisterRequest> FromWire(const kvtide::RegisterRequest& from) {
   RegisterRequest to;
-  KVT_ASSIGN_OR_RETURN(to.kind, ToEnum(from.kind(), NodeKind::kDecode, "register.kind"));
+  KVT_ASSIGN_OR_RETURN(to.kind, ToEnum(from.kind(), NodeKind::kClient, "register.kind"));
   to.name = from.name();
   to.epoch = BootEpoch(from.epoch());
   to.versions = FromWire(from.versions());
@@ -45,6 +46,7 @@ absl::StatusOr<RegisterRequest> FromWire(const kvtide::RegisterRequest& from) {
   to.model = FromWire(from.model());
   to.capacity_bytes = from.capacity_bytes();
   to.batch_max = from.batch_max();
+  to.starting = from.starting();
   return to;
 }
 
@@ -82,6 +84,8 @@ void ToWire(const LoadReport& from, kvtide::LoadReport* to) {
   to->set_slots_free(from.slots_free);
   to->set_slots_total(from.slots_total);
   to->set_tokens_done(from.tokens_done);
+  to->set_starting(from.starting);
+  to->set_starting_percent(from.starting_percent);
   for (const TicketRef& ticket : from.tickets) ToWire(ticket, to->add_tickets());
 }
 
@@ -92,6 +96,8 @@ LoadReport FromWire(const kvtide::LoadReport& from) {
   to.slots_free = from.slots_free();
   to.slots_total = from.slots_total();
   to.tokens_done = from.tokens_done();
+  to.starting = from.starting();
+  to.starting_percent = from.starting_percent();
   for (const auto& ticket : from.tickets()) to.tickets.push_back(FromWire(ticket));
   return to;
 }
@@ -134,6 +140,7 @@ void ToWire(const AdmitRequest& from, kvtide::AdmitRequest* to) {
   to->set_prompt_tokens(from.prompt_tokens);
   to->set_output_tokens_max(from.output_tokens_max);
   to->set_fidelity(static_cast<uint32_t>(from.fidelity));
+  to->set_holder(from.holder);
 }
 
 absl::StatusOr<AdmitRequest> FromWire(const kvtide::AdmitRequest& from) {
@@ -142,6 +149,7 @@ absl::StatusOr<AdmitRequest> FromWire(const kvtide::AdmitRequest& from) {
   to.tenant = from.tenant();
   to.prompt_tokens = from.prompt_tokens();
   to.output_tokens_max = from.output_tokens_max();
+  to.holder = from.holder();
   KVT_ASSIGN_OR_RETURN(to.fidelity, ToEnum(from.fidelity(), Fidelity::kSparse, "admit.fidelity"));
   return to;
 }
@@ -245,7 +253,7 @@ static void ToWire(const NodeStatus& from, kvtide::NodeStatus* to) {
 
 static absl::StatusOr<NodeStatus> FromWire(const kvtide::NodeStatus& from) {
   NodeStatus to;
-  KVT_ASSIGN_OR_RETURN(to.kind, ToEnum(from.kind(), NodeKind::kDecode, "node.kind"));
+  KVT_ASSIGN_OR_RETURN(to.kind, ToEnum(from.kind(), NodeKind::kClient, "node.kind"));
   to.name = from.name();
   to.epoch = BootEpoch(from.epoch());
   to.control_address = from.control_address();

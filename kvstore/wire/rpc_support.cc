@@ -26,11 +26,20 @@ constexpr auto kConnectAgainWait = std::chrono::milliseconds(500);
 
 class Server final : public RpcServer {
  public:
-  Server(std::unique_ptr<grpc::Service> service, std::unique_ptr<grpc::Server> server, int port)
-      : service_(std::move(service)), server_(std::move(server)), port_(port) {}
+  // Registers with `builder`, which starts afterwards.
+  Server(std::unique_ptr<grpc::Service> service, grpc::ServerBuilder& builder)
+      : service_(std::move(service)), health_(MakeHealthService(ready_)) {
+    builder.RegisterService(service_.get());
+    builder.RegisterService(health_.get());
+  }
   ~Server() override { Shutdown(absl::Milliseconds(500)); }
 
+  void Started(std::unique_ptr<grpc::Server> server, int port) {
+    server_ = std::move(server);
+    port_ = port;
+  }
   int port() const override { return port_; }
+  void SetReady(bool ready) override { ready_.store(ready); }
 
   void Shutdown(absl::Duration grace) override {
     if (server_ == nullptr) return;
@@ -40,9 +49,11 @@ class Server final : public RpcServer {
   }
 
  private:
+  std::atomic<bool> ready_{true};
   std::unique_ptr<grpc::Service> service_;  // outlives the server
+  std::unique_ptr<grpc::Service> health_;   // outlives the server
   std::unique_ptr<grpc::Server> server_;
-  const int port_;
+  int port_ = 0;
 };
 
 }  // namespace
@@ -109,7 +120,7 @@ absl::StatusOr<std::unique_ptr<RpcServer>> StartServer(std::unique_ptr<grpc::Ser
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort(std::string(address), grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(service.get());
+  auto running = std::make_unique<Server>(std::move(service), builder);
   builder.SetMaxReceiveMessageSize(kControlMessageBytesMax);
   builder.SetMaxSendMessageSize(kControlMessageBytesMax);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
@@ -132,8 +143,8 @@ absl::StatusOr<std::unique_ptr<RpcServer>> StartServer(std::unique_ptr<grpc::Ser
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address, " (", what,
                                                "): the port is taken or the address is not ours"));
   }
-  return std::unique_ptr<RpcServer>(
-      std::make_unique<Server>(std::move(service), std::move(server), port));
+  running->Started(std::move(server), port);
+  return std::unique_ptr<RpcServer>(std::move(running));
 }
 
 }  // namespace kvt::rpc

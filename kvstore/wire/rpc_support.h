@@ -5,6 +5,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/impl/service_type.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -95,7 +96,10 @@ class Peer {
   std::shared_ptr<grpc::Channel> channel_;
 };
 
-// Binds `address`, serves `service`. `what` as above.
+// The health check's service; `ready` is borrowed and outlives it.
+std::unique_ptr<grpc::Service> MakeHealthService(const std::atomic<bool>& ready);
+
+// Binds `address`, serves `service` and the health check. `what` as above.
 absl::StatusOr<std::unique_ptr<RpcServer>> StartServer(std::unique_ptr<grpc::Service> service,
                                                        absl::string_view what,
                                                        absl::string_view address);

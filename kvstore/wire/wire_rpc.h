@@ -20,6 +20,8 @@ class RpcServer {
  public:
   virtual ~RpcServer() = default;
   [[nodiscard]] virtual int port() const = 0;
+  // What the health check answers for readiness; true until set. Thread-safe.
+  virtual void SetReady(bool ready) = 0;
   // Refuses new calls, cancels what runs after `grace`, joins.
   virtual void Shutdown(absl::Duration grace) = 0;
 };
@@ -37,5 +39,10 @@ std::unique_ptr<StoreApi> ConnectStore(absl::string_view address, absl::Duration
 std::unique_ptr<CoordinatorApi> ConnectCoordinator(absl::string_view address, absl::Duration timeout);
 std::unique_ptr<PrefillApi> ConnectPrefill(absl::string_view address, absl::Duration timeout);
 std::unique_ptr<DecodeApi> ConnectDecode(absl::string_view address, absl::Duration timeout);
+
+// The standard gRPC health check (grpc.health.v1) that every control port answers: service "live" is
+// SERVING as long as the process answers, service "" and "ready" only while it is ready.
+enum class NodeHealth : uint8_t { kReady = 0, kLiveNotReady = 1 };
+absl::StatusOr<NodeHealth> CheckHealth(absl::string_view address, absl::Duration timeout);
 
 }  // namespace kvt

@@ -143,6 +143,24 @@ TEST(CliAlone, DaemonThatDoesNotStart_IsNamedWithItsLogAndAllIsRolledBack) {
   EXPECT_EQ(RunProgram({Kvtide(), "down", "--run-dir", run_dir}).code, 3);
 }
 
+TEST(CliAlone, F20_UpWithALargeStore_ShowsItsProgress) {
+  const ChatModelFolder model;
+  const TempFolder folder;
+  folder.Write("c.toml", "[cluster]\nmodel_folder = \"" + model.path() +
+                             "\"\n[[store]]\narena_bytes = \"2GiB\"\npopulate_threads = 1\n"
+                             "[[prefill]]\nslots_bytes = \"64MiB\"\n"
+                             "[[decode]]\nslots_bytes = \"64MiB\"\n");
+  const std::string run_dir = folder.path() + "/run";
+  const ProgramResult result = RunProgram(
+      {Kvtide(), "up", "--config", folder.path() + "/c.toml", "--run-dir", run_dir});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_TRUE(Has(result.err, "store-0 is starting: ")) << result.err;
+  EXPECT_TRUE(Has(result.err, "store-0 is ready at ")) << result.err;
+  const ProgramResult status = RunProgram({Kvtide(), "status", "--run-dir", run_dir});
+  EXPECT_TRUE(Has(status.out, " joined at ") && Has(status.out, ", starting")) << status.out;
+  EXPECT_EQ(RunProgram({Kvtide(), "down", "--run-dir", run_dir}).code, 0);
+}
+
 // One cluster for all of these; each leaves it idle.
 class CliWithCluster : public testing::Test {
  protected:

@@ -14,6 +14,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "coordinator/coordinator_service.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/random.h"
 #include "kvstore/wire/wire_rpc.h"
@@ -78,16 +80,20 @@ class StoreProcess {
     pid_ = -1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
   }
-  // The address behind "listening on ".
-  std::string Address() {
-    const std::string said = ReadUntil(", data on");
-    const size_t at = said.find("listening on ");
+  // The address behind "listening on ": the store is ready.
+  std::string Address() { return AddressBehind("listening on ", ", data on"); }
+  // The address behind "control on ": it may be starting still.
+  std::string ControlAddress() { return AddressBehind("control on ", ", not ready"); }
+
+ private:
+  std::string AddressBehind(const std::string& before, const std::string& until) {
+    const std::string said = ReadUntil(until);
+    const size_t at = said.find(before);
     if (at == std::string::npos) return "";
-    const size_t begin = at + std::strlen("listening on ");
+    const size_t begin = at + before.size();
     return said.substr(begin, said.find(',', begin) - begin);
   }
 
- private:
   pid_t pid_ = -1;
   int out_ = -1;
   int pidfd_ = -1;
@@ -165,6 +171,69 @@ TEST(StoreDaemon, Sigterm_EndsWithZeroWithinFiveSecondsUnderAHeldSession) {
   EXPECT_EQ(store.Wait(kPatience), 0);
   EXPECT_LT(RealClock::Get().Now() - asked, absl::Seconds(5));
   EXPECT_EQ(api->Stats().status().code(), absl::StatusCode::kUnavailable);
+}
+
+// A store of 2 GiB, populated by one thread, against a real coordinator: alive and seen from the first
+// moment, given to nobody before it is ready.
+TEST(StoreDaemon, F20_LargeArena_IsLiveAndShowsProgressBeforeItIsReady) {
+  CoordinatorService coordinator(CoordinatorCoreOptions{}, RealClock::Get(), absl::Now(),
+                                 TicketSigner::Generate());
+  const auto server = ServeCoordinator(coordinator, "127.0.0.1:0");
+  ASSERT_TRUE(server.ok()) << server.status();
+  StoreProcess store(
+      Config({absl::StrCat("coordinator = \"127.0.0.1:", (*server)->port(), "\"")},
+             {"arena_bytes = \"2GiB\"", "populate_threads = 1"}));
+  const std::string address = store.ControlAddress();
+  ASSERT_FALSE(address.empty()) << store.ReadUntil("\a");
+
+  bool was_live_not_ready = false;
+  bool was_starting = false;
+  bool was_refused = false;
+  const auto api = ConnectStore(address, absl::Seconds(10));
+  const absl::Time deadline = RealClock::Get().Now() + kPatience;
+  while (RealClock::Get().Now() < deadline) {
+    coordinator.Tick();
+    const auto health = CheckHealth(address, absl::Seconds(5));
+    ASSERT_TRUE(health.ok()) << health.status();
+    const auto status = coordinator.Status();
+    ASSERT_TRUE(status.ok());
+    const bool known = !status->nodes.empty();
+    if (known && status->nodes[0].state == "starting") {
+      was_starting = true;
+      EXPECT_TRUE(coordinator.View()->stores.empty());
+      EXPECT_LE(status->nodes[0].load.starting_percent, 100u);
+    }
+    if (*health == NodeHealth::kLiveNotReady) {
+      was_live_not_ready = true;
+      const absl::Status refused = api->OpenSession(TestOpen("w")).status();
+      if (!refused.ok()) {
+        was_refused = true;
+        EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+        EXPECT_NE(refused.message().find("store-t is starting"), absl::string_view::npos);
+      }
+      EXPECT_TRUE(api->Stats().ok());  // figures are to be had before
+    } else if (known && status->nodes[0].state == "ready") {
+      break;
+    }
+  }
+  EXPECT_TRUE(was_live_not_ready);
+  EXPECT_TRUE(was_starting);
+  EXPECT_TRUE(was_refused);
+  EXPECT_EQ(coordinator.View()->stores.size(), 1u);
+  EXPECT_TRUE(api->OpenSession(TestOpen("w")).ok());
+  const std::string said = store.ReadUntil(", data on");
+  EXPECT_NE(said.find("s per GiB"), std::string::npos) << said;
+}
+
+TEST(StoreDaemon, F20_SigtermWhileItStarts_EndsAtOnce) {
+  const TicketMaker tickets;
+  StoreProcess store(Config({}, {"arena_bytes = \"2GiB\"", "populate_threads = 1",
+                                 absl::StrCat("ticket_public_key_file = \"", KeyFile(tickets),
+                                              "\"")}));
+  ASSERT_FALSE(store.ControlAddress().empty()) << store.ReadUntil("\a");
+  store.Signal(SIGTERM);
+  EXPECT_EQ(store.Wait(absl::Seconds(10)), 0);
+  EXPECT_EQ(store.ReadUntil("\a").find(", data on"), std::string::npos);
 }
 
 }  // namespace

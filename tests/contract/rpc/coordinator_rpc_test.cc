@@ -94,7 +94,8 @@ TEST_F(CoordinatorRpc, Register_CarriesEveryField) {
                           .pid = 4242,
                           .model = FullModel(),
                           .capacity_bytes = uint64_t{1} << 40,
-                          .batch_max = 64};
+                          .batch_max = 64,
+                          .starting = true};
   api_.register_reply = RegisterReply{.heartbeat_interval = absl::Milliseconds(500),
                                       .lease = absl::Seconds(10),
                                       .ticket_public_key = std::string("\0\x01\xff", 3),
@@ -111,6 +112,7 @@ TEST_F(CoordinatorRpc, Register_CarriesEveryField) {
   ExpectSame(got.model, request.model);
   EXPECT_EQ(got.capacity_bytes, request.capacity_bytes);
   EXPECT_EQ(got.batch_max, request.batch_max);
+  EXPECT_EQ(got.starting, request.starting);
   EXPECT_EQ(reply->heartbeat_interval, api_.register_reply.heartbeat_interval);
   EXPECT_EQ(reply->lease, api_.register_reply.lease);
   EXPECT_EQ(reply->ticket_public_key, api_.register_reply.ticket_public_key);
@@ -140,7 +142,8 @@ TEST_F(CoordinatorRpc, Heartbeat_CarriesEveryField) {
 
 TEST_F(CoordinatorRpc, GrantCalls_CarryEveryField) {
   const AdmitRequest admit{.model = "m", .tenant = "t", .prompt_tokens = 1,
-                           .output_tokens_max = 2, .fidelity = Fidelity::kSparse};
+                           .output_tokens_max = 2, .fidelity = Fidelity::kSparse,
+                           .holder = "client-0"};
   api_.admit_reply = AdmitReply{FullTicket('a'), TicketId(77), "p:1"};
   const auto admitted = stub_->Admit(admit);
   ASSERT_TRUE(admitted.ok()) << admitted.status();
@@ -149,6 +152,7 @@ TEST_F(CoordinatorRpc, GrantCalls_CarryEveryField) {
   EXPECT_EQ(api_.admit_request.prompt_tokens, 1u);
   EXPECT_EQ(api_.admit_request.output_tokens_max, 2u);
   EXPECT_EQ(api_.admit_request.fidelity, Fidelity::kSparse);
+  EXPECT_EQ(api_.admit_request.holder, "client-0");
   ExpectSame(admitted->ticket, FullTicket('a'));
   EXPECT_EQ(admitted->id, TicketId(77));
   EXPECT_EQ(admitted->prefill_address, "p:1");

@@ -348,5 +348,53 @@ TEST_F(Cluster_, Models_ShowTheSmallestContextOfTheirWorkers) {
   EXPECT_EQ(Admit(499, 2).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST_F(Cluster_, Client_IsGivenItsOwnTicketWithoutAnyWorker) {
+  Join(NodeKind::kStore, "store-0");
+  RegisterRequest client = TestNode(NodeKind::kClient, "client-0");
+  client.control_address.clear();
+  client.model = TestModel("own");
+  ASSERT_TRUE(cluster_.Register(now_, client).ok());
+  AdmitRequest request{.model = "own", .tenant = "t", .prompt_tokens = 100,
+                       .output_tokens_max = 10, .fidelity = Fidelity::kExact,
+                       .holder = "client-0"};
+  const auto grant = cluster_.Admit(now_, request, std::string(16, 'c'));
+  ASSERT_TRUE(grant.ok()) << grant.status();
+  EXPECT_EQ(grant->ticket.prefill_worker, "client-0");
+  EXPECT_EQ(grant->ticket.model_fingerprint, client.model.fingerprint);
+  EXPECT_EQ(grant->ticket.stores.size(), 1u);
+  EXPECT_EQ(grant->address, "");
+  EXPECT_TRUE(cluster_.Models().empty());  // a client serves nobody
+  Report(grant->ticket, "client-0", RequestPhase::kDone);
+  EXPECT_EQ(Find(grant->ticket.id).phase, RequestPhase::kDone);
+
+  request.model = "smol";
+  EXPECT_EQ(cluster_.Admit(now_, request, "c").status().code(),
+            absl::StatusCode::kInvalidArgument);
+  request.holder = "store-0";
+  EXPECT_EQ(cluster_.Admit(now_, request, "c").status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(Cluster_, ClientThatDies_FailsWhatItHeld) {
+  JoinUsual();
+  Join(NodeKind::kClient, "client-0");
+  const AdmitRequest request{.model = "smol", .tenant = "", .prompt_tokens = 16,
+                             .output_tokens_max = 1, .fidelity = Fidelity::kExact,
+                             .holder = "client-0"};
+  const auto grant = cluster_.Admit(now_, request, std::string(16, 'c'));
+  ASSERT_TRUE(grant.ok()) << grant.status();
+  held_["client-0"] = {TicketRef{grant->ticket.id, grant->ticket.epoch}};
+  Run(absl::Seconds(1));
+  EXPECT_EQ(Find(grant->ticket.id).phase, RequestPhase::kPrefill);
+  const auto routed = Admit();  // never to the client
+  ASSERT_TRUE(routed.ok());
+  EXPECT_EQ(routed->ticket.prefill_worker, "prefill-0");
+  alive_.erase("client-0");
+  Run(absl::Seconds(3));
+  EXPECT_EQ(Find(grant->ticket.id).phase, RequestPhase::kFailed);
+  EXPECT_TRUE(cluster_.Admit(now_, request, "c").status().message().find("dead") !=
+              std::string::npos);
+}
+
 }  // namespace
 }  // namespace kvt

@@ -172,5 +172,44 @@ TEST_F(Membership_, ManyDeadNodes_AreForgottenOldestFirst) {
   EXPECT_EQ(StateOf(absl::StrCat("store-", kDeadNodesMax + 9)), "dead");
 }
 
+TEST_F(Membership_, F20_StoreThatIsStarting_IsAliveButNotHandedOutUntilReady) {
+  JoinUsual();
+  RegisterRequest large = TestNode(NodeKind::kStore, "store-1");
+  large.starting = true;
+  ASSERT_TRUE(cluster_.Register(now_, large).ok());
+  const uint64_t version = cluster_.View().version;
+  EXPECT_EQ(StateOf("store-1"), "starting");
+  EXPECT_EQ(cluster_.View().stores.size(), 1u);
+  HeartbeatRequest beat = Beat("store-1");
+  beat.load.starting = true;
+  beat.load.starting_percent = 37;
+  ASSERT_FALSE(cluster_.Heartbeat(now_, beat).unknown);
+  for (const NodeStatus& node : cluster_.Status(now_).nodes) {
+    EXPECT_EQ(node.load.starting_percent, node.name == "store-1" ? 37u : 0u);
+  }
+  EXPECT_EQ(StateOf("store-1"), "starting");
+  const auto grant = Admit();
+  ASSERT_TRUE(grant.ok());
+  EXPECT_EQ(grant->ticket.stores.size(), 1u);
+
+  cluster_.Heartbeat(now_, Beat("store-1"));
+  EXPECT_EQ(StateOf("store-1"), "ready");
+  EXPECT_TRUE(HasEvent("store-1 (pid 101) is ready"));
+  EXPECT_GT(cluster_.View().version, version);
+  EXPECT_EQ(cluster_.View().stores.size(), 2u);
+  // A repeated registration of this boot does not take it back.
+  ASSERT_TRUE(cluster_.Register(now_, large).ok());
+  EXPECT_EQ(StateOf("store-1"), "ready");
+}
+
+TEST_F(Membership_, StartingStoreThatIsSilent_IsDead) {
+  JoinUsual();
+  RegisterRequest large = TestNode(NodeKind::kStore, "store-1");
+  large.starting = true;
+  ASSERT_TRUE(cluster_.Register(now_, large).ok());
+  Run(absl::Seconds(3));
+  EXPECT_EQ(StateOf("store-1"), "dead");
+}
+
 }  // namespace
 }  // namespace kvt

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "kernels/base/units.h"
 #include "kvstore/node/arena_populate.h"
 
@@ -25,6 +28,17 @@ TEST(Arena, Populate_CoversAllOfItWithSeveralThreads) {
   }
   EXPECT_EQ(arena->bytes().size(), 130 * kMiB);
   EXPECT_FALSE(arena->table().Find(1).has_value());
+}
+
+TEST(Arena, F20_Populate_TellsItsProgressFromNothingToAll) {
+  auto arena = Arena::Create(512 * kMiB, 16);
+  ASSERT_TRUE(arena.ok()) << arena.status();
+  std::vector<uint64_t> told;
+  ASSERT_TRUE(PopulateArena(*arena, 1, [] { return false; },
+                            [&](uint64_t done) { told.push_back(done); }).ok());
+  EXPECT_EQ(told.front(), 0u);
+  EXPECT_EQ(told.back(), 512 * kMiB);
+  EXPECT_TRUE(std::is_sorted(told.begin(), told.end()));
 }
 
 TEST(Arena, PopulateThatIsStopped_EndsCancelled) {
