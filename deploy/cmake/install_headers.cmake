@@ -1,0 +1,22 @@
+# Runs at install time: copies KVT_CLIENT_HEADERS and every header of ours that they include, directly
+# or not, to include/kvtide under their paths from the top of the tree.
+cmake_policy(VERSION 3.25)
+set(waiting ${KVT_CLIENT_HEADERS})
+set(headers)
+while(waiting)
+  list(POP_FRONT waiting header)
+  if(header IN_LIST headers)
+    continue()
+  endif()
+  list(APPEND headers ${header})
+  file(STRINGS ${KVT_SOURCE_DIR}/${header} lines REGEX "^[ \t]*#[ \t]*include[ \t]*\"(kernels|kvstore)/")
+  foreach(line IN LISTS lines)
+    string(REGEX REPLACE "^[^\"]*\"([^\"]+)\".*$" "\\1" included "${line}")
+    list(APPEND waiting ${included})
+  endforeach()
+endwhile()
+foreach(header IN LISTS headers)
+  get_filename_component(folder ${header} DIRECTORY)
+  file(INSTALL ${KVT_SOURCE_DIR}/${header}
+       DESTINATION "${CMAKE_INSTALL_PREFIX}/include/kvtide/${folder}")
+endforeach()
