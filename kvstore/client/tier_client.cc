@@ -119,8 +119,8 @@ class TierClient::Impl {
 
   absl::StatusOr<ReserveResult> Reserve(const HeldTicket& ticket,
                                         absl::Span<const TierBlock> blocks, uint32_t output_blocks,
-                                        ReserveMode mode) {
-    return ReserveInTier(links_, ticket, blocks, output_blocks, mode,
+                                        const ReserveTerms& terms) {
+    return ReserveInTier(links_, ticket, blocks, output_blocks, terms,
                          config_.options.control_timeout);
   }
 
@@ -214,8 +214,8 @@ LookupResult TierClient::Lookup(const HeldTicket& ticket, absl::Span<const TierB
 
 absl::StatusOr<ReserveResult> TierClient::Reserve(const HeldTicket& ticket,
                                                   absl::Span<const TierBlock> blocks,
-                                                  uint32_t output_blocks, ReserveMode mode) {
-  return impl_->Reserve(ticket, blocks, output_blocks, mode);
+                                                  uint32_t output_blocks, ReserveTerms terms) {
+  return impl_->Reserve(ticket, blocks, output_blocks, terms);
 }
 
 TransferId TierClient::Pull(TierPull pull) { return impl_->transfers().Pull(std::move(pull)); }

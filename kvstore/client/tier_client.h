@@ -76,12 +76,14 @@ class TierClient {
 
   // Reserves room for `blocks` at their owners (or the next in order) in the ticket's placement, and
   // for `output_blocks` more whose names are not known yet: those that still fit the last group at
-  // its owner, the rest divided among the placement's stores. Stores are asked in order of name.
+  // its owner, the rest divided among the placement's stores. Stores are asked in order of name, so
+  // that of two callers one always goes on; a refusal leaves nothing held, unless the ticket is aged
+  // (ReserveTerms). The caller tries again later: with pauses, and aged after a while.
   // ResourceExhausted (retryable): a store has no room. Unavailable: no store of the placement is
   // reachable. Others: the ticket is refused (Unauthenticated, a fenced epoch: FailedPrecondition).
   [[nodiscard]] absl::StatusOr<ReserveResult> Reserve(const HeldTicket& ticket,
                                                       absl::Span<const TierBlock> blocks,
-                                                      uint32_t output_blocks, ReserveMode mode);
+                                                      uint32_t output_blocks, ReserveTerms terms);
 
   // Starts a pull or a push: one burst per store (more above kBurstPiecesMax pieces). Push makes each
   // slice's checksum where it is sent.

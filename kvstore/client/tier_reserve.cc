@@ -23,9 +23,9 @@ struct Share {
 class ReserveRun {
  public:
   ReserveRun(LinkTable& links, const HeldTicket& ticket, absl::Span<const TierBlock> blocks,
-             ReserveMode mode, absl::Duration control_timeout)
+             const ReserveTerms& terms, absl::Duration control_timeout)
       : links_(links), ticket_(ticket), stores_(ticket.ticket.stores), blocks_(blocks),
-        mode_(mode), control_timeout_(control_timeout),
+        terms_(terms), control_timeout_(control_timeout),
         numbers_(NumberStores(links, stores_)), shares_(stores_.size()), dead_(stores_.size()) {
     result_.blocks.resize(blocks.size());
     result_.already_sealed.resize(blocks.size());
@@ -50,7 +50,7 @@ class ReserveRun {
       if (next == by_name_.end()) break;
       const absl::Status status = AskStore(*next);
       if (!status.ok()) {
-        if (mode_ == ReserveMode::kAllOrNothing) LetGo(links_, ticket_.ref());
+        if (terms_.mode == ReserveMode::kAllOrNothing) LetGoUnlessKept();
         return status;
       }
     }
@@ -62,7 +62,7 @@ class ReserveRun {
   absl::Status Place(const Share& share) {
     absl::Status status = Assign(share.indices);
     if (status.ok()) status = AssignOutput(share.output_blocks);
-    if (status.ok() || mode_ == ReserveMode::kAllOrNothing) return status;
+    if (status.ok() || terms_.mode == ReserveMode::kAllOrNothing) return status;
     result_.refused += static_cast<int>(share.indices.size());
     return absl::OkStatus();
   }
@@ -116,28 +116,60 @@ class ReserveRun {
                      why.ok() ? "it names none" : why.message()));
   }
 
+  // An aged ticket may wait here while it holds something: only when no store behind this one, in
+  // the order in which all ask, was granted already (a share of a dead store may lead back).
+  [[nodiscard]] bool MayKeep(size_t s) const {
+    return terms_.mode == ReserveMode::kAllOrNothing && terms_.waited > absl::ZeroDuration() &&
+           std::all_of(granted_.begin(), granted_.end(), [&](size_t granted) {
+             return stores_[granted].name <= stores_[s].name;
+           });
+  }
+
+  void LetGoUnlessKept() {
+    std::vector<uint32_t> kept;
+    for (const size_t s : kept_) kept.push_back(numbers_[s]);
+    LetGo(links_, ticket_.ref(), kept);
+  }
+
   // OK also when the store turned out dead (its share went elsewhere) or refused in kKeepGranted.
   absl::Status AskStore(size_t s) {
+    const absl::Time now = RealClock::Get().Now();
+    if (now >= terms_.deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("store ", stores_[s].name, " was not asked before the deadline"));
+    }
     const Share share = std::exchange(shares_[s], Share{});
     StoreLink& link = *links_.Get(numbers_[s]);
     absl::StatusOr<LinkSession> session =
-        link.BeginCall(ticket_.ref(), RealClock::Get().Now() + control_timeout_);
+        link.BeginCall(ticket_.ref(), std::min(terms_.deadline, now + control_timeout_));
     if (!session.ok()) return Reassign(s, share, session.status());
+    const bool may_keep = MayKeep(s);
     ReserveRequest request;
+    if (may_keep) request.waited = terms_.waited;
     request.session = session->session;
     request.ticket = ticket_.signed_ticket;
     request.output_blocks = share.output_blocks;
     for (const size_t i : share.indices) request.blocks.push_back(blocks_[i].name);
     absl::StatusOr<ReserveReply> reply = session->api->Reserve(request);
     link.EndCall(*session, reply.status());
+    if (reply.ok() && reply->pending) {
+      link.counters().refused += 1;
+      if (!may_keep) return absl::InternalError(absl::StrCat("store ", link.name(), ": pending"));
+      kept_ = granted_;
+      kept_.push_back(s);
+      return absl::ResourceExhaustedError(
+          absl::StrCat("store ", link.name(), " has not enough room yet; it is this request's turn"));
+    }
     if (reply.ok() && reply->blocks.size() == share.indices.size()) {
+      granted_.push_back(s);
       Note(link, numbers_[s], session->incarnation, share, *reply);
       return absl::OkStatus();
     }
     if (reply.ok()) return Reassign(s, share, absl::InternalError("a reply of another length"));
     if (absl::IsResourceExhausted(reply.status())) {
       link.counters().refused += 1;
-      if (mode_ == ReserveMode::kAllOrNothing) {
+      if (may_keep) kept_ = granted_;
+      if (terms_.mode == ReserveMode::kAllOrNothing) {
         return absl::ResourceExhaustedError(
             absl::StrCat("store ", link.name(), ": ", reply.status().message()));
       }
@@ -179,13 +211,15 @@ class ReserveRun {
   const HeldTicket& ticket_;
   const std::vector<StoreRef>& stores_;
   const absl::Span<const TierBlock> blocks_;
-  const ReserveMode mode_;
+  const ReserveTerms terms_;
   const absl::Duration control_timeout_;
   const std::vector<uint32_t> numbers_;  // of stores_, in the table
   std::vector<Share> shares_;            // by index into stores_
   std::vector<bool> dead_;               // for this call
   absl::Status failure_;                 // the last store's that failed on the way
   std::vector<size_t> by_name_;
+  std::vector<size_t> granted_;  // in the order asked
+  std::vector<size_t> kept_;     // of an aged ticket that was refused
   ReserveResult result_;
 };
 
@@ -193,13 +227,14 @@ class ReserveRun {
 
 absl::StatusOr<ReserveResult> ReserveInTier(LinkTable& links, const HeldTicket& ticket,
                                             absl::Span<const TierBlock> blocks,
-                                            uint32_t output_blocks, ReserveMode mode,
+                                            uint32_t output_blocks, const ReserveTerms& terms,
                                             absl::Duration control_timeout) {
-  return ReserveRun(links, ticket, blocks, mode, control_timeout).Run(output_blocks);
+  return ReserveRun(links, ticket, blocks, terms, control_timeout).Run(output_blocks);
 }
 
-void LetGo(LinkTable& links, TicketRef ticket) {
+void LetGo(LinkTable& links, TicketRef ticket, absl::Span<const uint32_t> except) {
   for (uint32_t i = 0; i < links.size(); ++i) {
+    if (std::find(except.begin(), except.end(), i) != except.end()) continue;
     StoreLink& link = *links.Get(i);
     if (!link.Forget(ticket)) continue;
     const absl::StatusOr<LinkSession> session = link.CurrentSession();

@@ -14,10 +14,10 @@ namespace kvt {
 // Blocks up to the stores' control timeouts. Errors as TierClient::Reserve. Thread-safe.
 absl::StatusOr<ReserveResult> ReserveInTier(LinkTable& links, const HeldTicket& ticket,
                                             absl::Span<const TierBlock> blocks,
-                                            uint32_t output_blocks, ReserveMode mode,
+                                            uint32_t output_blocks, const ReserveTerms& terms,
                                             absl::Duration control_timeout);
 
-// Lets go of everything of the ticket in every store, now.
-void LetGo(LinkTable& links, TicketRef ticket);
+// Lets go of everything of the ticket, now, in every store but those of these numbers.
+void LetGo(LinkTable& links, TicketRef ticket, absl::Span<const uint32_t> except = {});
 
 }  // namespace kvt

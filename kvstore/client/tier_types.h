@@ -66,6 +66,20 @@ enum class ReserveMode : uint8_t {
   kKeepGranted = 1,
 };
 
+// How a Reserve is made.
+struct ReserveTerms {
+  ReserveTerms(ReserveMode mode_in) : mode(mode_in) {}  // NOLINT: a mode alone is the usual case
+  ReserveMode mode;
+  // Greater than zero, with kAllOrNothing: the ticket is aged, it has been refused for so long. On a
+  // refusal it keeps what it was granted at the stores before the one that refused, and there, when
+  // it is its turn, what there is; of the stores behind it everything is let go. Stores are asked in
+  // one order by all, so no two tickets wait for each other. To be asked again within a second, or
+  // Released.
+  absl::Duration waited;
+  // No store is asked beyond it (RealClock): DeadlineExceeded, everything let go.
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
 struct ReserveResult {
   // As asked. already_sealed[i]: another writer was first; the block is pinned, nothing to push.
   std::vector<PlacedBlock> blocks;

@@ -87,6 +87,10 @@ absl::Status BlockIndex::CloseSession(absl::Time now, SessionId id) {
 }
 
 void BlockIndex::NoteTime(absl::Time now) {
+  if (const auto late = turn_.TakeLapsed(now); late.has_value()) {
+    TicketEntry* const ticket = tickets_.Find(*late);
+    if (ticket != nullptr && !ticket->granted) TrimRoom(*ticket, 0);
+  }
   for (const SessionId id : sessions_.NoteTime(now)) {
     ++counters_.lapsed_leases;
     if (lapsed_.size() < kLapsedNamesMax) lapsed_.push_back(sessions_.Find(id)->worker);
@@ -205,7 +209,7 @@ absl::Status BlockIndex::Lookup(absl::Time now, SessionId id, const TicketClaim&
 
 absl::Status BlockIndex::Reserve(absl::Time now, SessionId id, const TicketClaim& claim,
                                  absl::Span<const BlockName> blocks, uint32_t output_blocks,
-                                 std::vector<ReservedBlock>* out) {
+                                 std::vector<ReservedBlock>* out, AgedAsk* aged) {
   KVT_ASSIGN_OR_RETURN(Session* const session, NeedSession(now, id));
   KVT_RETURN_IF_ERROR(CheckNames(blocks, claim));
   if (output_blocks > static_cast<uint32_t>(kSequenceBlocksMax)) {
@@ -233,15 +237,25 @@ absl::Status BlockIndex::Reserve(absl::Time now, SessionId id, const TicketClaim
   const uint64_t room_left = ticket.room.size() - from_room;
   const uint64_t room_new = output_blocks > room_left ? output_blocks - room_left : 0;
   const uint64_t allocate = fresh.size() - from_room + room_new;
-  if (!TryMakeRoom(ticket.cls, allocate)) {
+  const bool barred = allocate > 0 && !ticket.granted && turn_.Bars(claim.id, now);
+  if (barred || !TryMakeRoom(ticket.cls, allocate)) {
     ++counters_.refused;
     for (const size_t i : fresh) holder->reservations.erase(blocks[i].key);
+    out->clear();
+    if (aged != nullptr && aged->waited > absl::ZeroDuration() &&
+        TryKeepPart(now, claim.id, ticket, allocate, *aged)) {
+      aged->pending = true;
+      return absl::OkStatus();
+    }
     for (auto it = pinned.rbegin(); it != pinned.rend(); ++it) Unpin(*holder, *it);
     if (!known) LetGo(id, claim.id);
     return absl::ResourceExhaustedError(
         absl::StrCat("no room for ", allocate, " blocks: ", allocator_.used_bytes(), " of ",
-                     allocator_.capacity_bytes(), " bytes are used and too few can be evicted"));
+                     allocator_.capacity_bytes(), " bytes are used and ",
+                     barred ? "a request that waits longer comes first"
+                            : "too few can be evicted"));
   }
+  ticket.granted = true;
   for (const size_t i : fresh) {
     uint32_t number;
     if (!ticket.room.empty()) {
@@ -254,10 +268,9 @@ absl::Status BlockIndex::Reserve(absl::Time now, SessionId id, const TicketClaim
     NameBlock(number, blocks[i], *holder, ticket);
     holder->reservations[blocks[i].key] = number;
   }
-  while (ticket.room.size() < output_blocks) {
-    ticket.room.push_back(table_.Allocate(ticket.cls));
-    ++counters_.output_reserved_blocks;
-  }
+  if (ticket.room.size() < output_blocks) AddRoom(ticket, output_blocks - ticket.room.size());
+  // What it kept of a need that has shrunk meanwhile.
+  if (turn_.Served(claim.id)) TrimRoom(ticket, output_blocks);
   out->assign(blocks.size(), ReservedBlock());
   for (size_t i = 0; i < blocks.size(); ++i) {
     const bool exists = numbers[i] != kNoBlock;
@@ -329,9 +342,8 @@ void BlockIndex::DropHolder(TicketEntry& ticket, Holder& holder) {
 void BlockIndex::DropTicketIfUnheld(TicketId id) {
   TicketEntry& ticket = *tickets_.Find(id);
   if (!ticket.holders.empty()) return;
-  counters_.output_reserved_blocks -= ticket.room.size();
-  for (const uint32_t number : ticket.room) table_.Free(number);
-  ticket.room.clear();
+  turn_.Leave(id);
+  TrimRoom(ticket, 0);
   for (const uint64_t handle : ticket.privates) {
     const uint32_t number = BlockNumberOf(handle);
     if (table_.Find(number, GenerationOfHandle(handle)) == nullptr) continue;

@@ -26,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "kvstore/index/aged_turn.h"
 #include "kvstore/index/arrivals.h"
 #include "kvstore/index/block_table.h"
 #include "kvstore/index/eviction_order.h"
@@ -84,6 +85,12 @@ enum class IndexSealOutcome : uint8_t { kSealed, kIncomplete, kWinnerElsewhere, 
 struct SealedBlock {
   IndexSealOutcome outcome = IndexSealOutcome::kLost;
   uint64_t handle = 0;  // the winner's, pinned, for kWinnerElsewhere; else as asked
+};
+
+// What an aged ticket says to Reserve, and hears.
+struct AgedAsk {
+  absl::Duration waited;  // zero: the ticket is not aged
+  bool pending = false;   // out: not granted, but the ticket has its turn and keeps what there is
 };
 
 // Why a transfer may or may not touch a range.
@@ -147,10 +154,12 @@ class BlockIndex {
   // (fenced epoch), InvalidArgument (a name is malformed), ResourceExhausted (too many tickets).
   absl::Status Lookup(absl::Time now, SessionId session, const TicketClaim& claim,
                       absl::Span<const BlockName> blocks, std::vector<FoundBlock>* out);
-  // Errors as Lookup's; ResourceExhausted too when there is no room even after eviction.
+  // Errors as Lookup's; ResourceExhausted too when there is no room even after eviction, or when an
+  // aged ticket (aged_turn.h) comes first. An aged ticket that has the turn gets OK with
+  // `aged->pending`, nothing in `out`, and keeps as room what could be had.
   absl::Status Reserve(absl::Time now, SessionId session, const TicketClaim& claim,
                        absl::Span<const BlockName> blocks, uint32_t output_blocks,
-                       std::vector<ReservedBlock>* out);
+                       std::vector<ReservedBlock>* out, AgedAsk* aged = nullptr);
   // NotFound: no such session.
   absl::Status Seal(absl::Time now, SessionId session, LiveTicket ticket,
                     absl::Span<const uint64_t> handles, std::vector<SealedBlock>* out);
@@ -209,6 +218,13 @@ class BlockIndex {
   void Discard(uint32_t number);
   void Evict(uint32_t number);
   bool TryMakeRoom(RecordAllocator::ClassId cls, uint64_t blocks);
+  void AddRoom(TicketEntry& ticket, uint64_t blocks);
+  // Frees the ticket's room beyond `blocks`.
+  void TrimRoom(TicketEntry& ticket, uint64_t blocks);
+  // Room for `blocks` more is not to be had at once: keeps as much as there is. False: the ticket has
+  // not got the turn, or would never fit.
+  bool TryKeepPart(absl::Time now, TicketId id, TicketEntry& ticket, uint64_t blocks,
+                   const AgedAsk& aged);
 
   void NameBlock(uint32_t number, const BlockName& name, const Holder& holder,
                  const TicketEntry& ticket);
@@ -232,6 +248,7 @@ class BlockIndex {
   Arrivals arrivals_;
   SessionTable sessions_;
   TicketTable tickets_;
+  AgedTurn turn_;
   NameInterner spaces_;
   std::vector<Geometry> geometries_;  // by space
   NameInterner domains_;

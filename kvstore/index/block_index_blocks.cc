@@ -83,6 +83,36 @@ bool BlockIndex::TryMakeRoom(RecordAllocator::ClassId cls, uint64_t blocks) {
   return true;
 }
 
+void BlockIndex::AddRoom(TicketEntry& ticket, uint64_t blocks) {
+  for (uint64_t i = 0; i < blocks; ++i) ticket.room.push_back(table_.Allocate(ticket.cls));
+  counters_.output_reserved_blocks += blocks;
+}
+
+void BlockIndex::TrimRoom(TicketEntry& ticket, uint64_t blocks) {
+  while (ticket.room.size() > blocks) {
+    table_.Free(ticket.room.back());
+    ticket.room.pop_back();
+    --counters_.output_reserved_blocks;
+  }
+}
+
+bool BlockIndex::TryKeepPart(absl::Time now, TicketId id, TicketEntry& ticket, uint64_t blocks,
+                             const AgedAsk& aged) {
+  if (blocks + ticket.room.size() > allocator_.CapacityOf(ticket.cls) / kPlanes) return false;
+  if (!turn_.TryTake(now, id, now - aged.waited)) return false;
+  // Room is made for all of a step or nothing of it: halving finds what there is.
+  uint64_t left = blocks;
+  for (uint64_t step = left / 2; step > 0;) {
+    if (step <= left && TryMakeRoom(ticket.cls, step)) {
+      AddRoom(ticket, step);
+      left -= step;
+    } else {
+      step /= 2;
+    }
+  }
+  return true;
+}
+
 void BlockIndex::NameBlock(uint32_t number, const BlockName& name, const Holder& holder,
                            const TicketEntry& ticket) {
   Block& block = table_.At(number);

@@ -32,6 +32,7 @@ struct TicketEntry {
   uint32_t domain = 0;
   RecordAllocator::ClassId cls = 0;
   bool has_fenced = false;  // a lower epoch was seen
+  bool granted = false;     // a Reserve of it was granted: it has been admitted here
   std::vector<std::unique_ptr<Holder>> holders;
   std::vector<uint32_t> room;      // numbers of unnamed blocks
   std::vector<uint64_t> privates;  // handles of sealed blocks that only this ticket may read

@@ -243,13 +243,15 @@ absl::StatusOr<ReserveReply> StoreNode::Reserve(const ReserveRequest& request) {
   KVT_RETURN_IF_ERROR(CheckNotDraining());
   KVT_ASSIGN_OR_RETURN(const std::shared_ptr<const Ticket> ticket, tickets_.Check(request.ticket));
   std::vector<ReservedBlock> reserved;
+  AgedAsk aged{.waited = request.waited};
   {
     MutexLock lock(mu_);
     KVT_RETURN_IF_ERROR(CheckModel(request.session, *ticket));
     KVT_RETURN_IF_ERROR(index_.Reserve(clock_.Now(), request.session, ClaimOf(*ticket),
-                                       request.blocks, request.output_blocks, &reserved));
+                                       request.blocks, request.output_blocks, &reserved, &aged));
   }
   ReserveReply reply;
+  reply.pending = aged.pending;
   reply.blocks.resize(reserved.size());
   for (size_t i = 0; i < reserved.size(); ++i) {
     reply.blocks[i].already_sealed = reserved[i].already_sealed;

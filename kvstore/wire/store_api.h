@@ -81,9 +81,14 @@ struct ReserveRequest {
   // Room kept for what decoding will write, not yet named: after the call the ticket, over all its
   // sessions, holds at least so much here. Blocks that are named later use it up first.
   uint32_t output_blocks = 0;
+  // Greater than zero: an aged ticket, that has been refused for so long. One of them at a time keeps
+  // what there is (`pending`) until all is there; nobody else is admitted meanwhile. It asks again
+  // within kAgedTurnLapse (kvstore/index/aged_turn.h).
+  absl::Duration waited;
 };
 // All or nothing; ResourceExhausted (retryable) when there is no room after eviction.
 struct ReserveReply {
+  bool pending = false;  // nothing is granted yet; `blocks` is empty
   struct Block {
     bool already_sealed = false;  // another writer was first: `place` is pinned, nothing to push
     BlockPlace place;

@@ -195,6 +195,7 @@ void ToWire(const ReserveRequest& from, kvtide::ReserveRequest* to) {
   ToWire(from.ticket, to->mutable_ticket());
   for (const BlockName& name : from.blocks) PutName(name, to->add_blocks());
   to->set_output_blocks(from.output_blocks);
+  to->set_waited_ns(ToNs(from.waited));
 }
 
 absl::StatusOr<ReserveRequest> FromWire(const kvtide::ReserveRequest& from) {
@@ -203,10 +204,12 @@ absl::StatusOr<ReserveRequest> FromWire(const kvtide::ReserveRequest& from) {
   to.ticket = FromWire(from.ticket());
   KVT_RETURN_IF_ERROR(GetNames(from.blocks(), &to.blocks));
   to.output_blocks = from.output_blocks();
+  to.waited = FromNs(from.waited_ns());
   return to;
 }
 
 void ToWire(const ReserveReply& from, kvtide::ReserveReply* to) {
+  to->set_pending(from.pending);
   for (const ReserveReply::Block& block : from.blocks) {
     kvtide::ReserveReply::Block* out = to->add_blocks();
     out->set_already_sealed(block.already_sealed);
@@ -216,6 +219,7 @@ void ToWire(const ReserveReply& from, kvtide::ReserveReply* to) {
 
 absl::StatusOr<ReserveReply> FromWire(const kvtide::ReserveReply& from) {
   ReserveReply to;
+  to.pending = from.pending();
   to.blocks.resize(from.blocks_size());
   for (int i = 0; i < from.blocks_size(); ++i) {
     to.blocks[i].already_sealed = from.blocks(i).already_sealed();
