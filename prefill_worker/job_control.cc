@@ -11,7 +11,7 @@ uint32_t OutputBlocks(uint64_t tokens, uint64_t output_tokens) {
   return static_cast<uint32_t>((tokens + output_tokens) / kBlockTokens - tokens / kBlockTokens);
 }
 
-OpenOutcome OpenJob(TierClient& tier, const PrefillJob& job) {
+OpenOutcome OpenJob(TierClient& tier, const PrefillJob& job, const ReserveTerms& terms) {
   OpenOutcome outcome;
   const int count = job.plan.blocks();
   const int reusable = job.plan.reusable_blocks();
@@ -35,7 +35,7 @@ OpenOutcome OpenJob(TierClient& tier, const PrefillJob& job) {
   const uint64_t known = job.tokens.size();
   const uint64_t left = ticket.prompt_tokens + ticket.output_tokens_max - known;
   absl::StatusOr<ReserveResult> reserved = tier.Reserve(
-      job.ticket, missing, OutputBlocks(known, left), ReserveMode::kAllOrNothing);
+      job.ticket, missing, OutputBlocks(known, left), terms);
   if (!reserved.ok()) {
     outcome.status = reserved.status();
     return outcome;

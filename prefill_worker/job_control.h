@@ -27,8 +27,9 @@ struct OpenOutcome {
   std::vector<bool> present;     // lies in the tier, pinned: to be pulled
 };
 // Looks up and pins what the tier has, reserves room for the rest and for the output. On a refusal
-// nothing is held. ResourceExhausted and Unavailable are worth a retry.
-OpenOutcome OpenJob(TierClient& tier, const PrefillJob& job);
+// nothing is held, but as `terms` say of an aged ticket. ResourceExhausted and Unavailable are worth
+// a retry.
+OpenOutcome OpenJob(TierClient& tier, const PrefillJob& job, const ReserveTerms& terms);
 
 struct SealOutcomes {
   // Blocks that are not in the tier and got a new reservation: to be pushed again.

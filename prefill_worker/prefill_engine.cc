@@ -188,7 +188,10 @@ void PrefillEngine::Admit() {
     const Job job = jobs_.at(*id);
     GiveSlots(job);
     job->Enter(PrefillPhase::kOpening);
-    job->wait_until = deps_.clock->Now() + options_.store_wait;
+    if (job->asked_first == absl::Time()) {
+      job->asked_first = deps_.clock->Now();
+      job->wait_until = job->asked_first + options_.store_wait;
+    }
     Open(job);
   }
 }

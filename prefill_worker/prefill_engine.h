@@ -129,6 +129,8 @@ class PrefillEngine {
   void FreeSlots(const Job& job);
   void Open(const Job& job);
   void OnOpened(const Job& job, OpenOutcome outcome);
+  // The stores had no room, or could not be reached: back to the queue, with its age.
+  void OpenLater(const Job& job);
   void Pull(const Job& job);
   void OnPulled(const Job& job, const TransferResult& result);
   void StartCompute(const Job& job);

@@ -11,22 +11,31 @@ namespace kvt {
 namespace {
 
 constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
+// Beyond the end of its wait a last round of calls may take so long.
+constexpr absl::Duration kReserveGrace = absl::Seconds(1);
+
+// Different for each job, so that those that were refused together do not come back together.
+absl::Duration ReservePause(const PrefillJob& job) {
+  const uint64_t spread = (job.ticket.ticket.id.value() * 7 + job.reserve_refusals * 3u) % 10;
+  return kRetryPause * (5 + static_cast<int>(spread)) / 10;
+}
 
 }  // namespace
 
 void PrefillEngine::Open(const Job& job) {
+  ReserveTerms terms = ReserveMode::kAllOrNothing;
+  const absl::Duration waited = deps_.clock->Now() - job->asked_first;
+  if (job->reserve_refusals > 0 && waited >= options_.reserve_ageing) terms.waited = waited;
+  terms.deadline = job->wait_until + kReserveGrace;
   Control<OpenOutcome>(
-      job, [this, job] { return OpenJob(*deps_.tier, *job); },
+      job, [this, job, terms] { return OpenJob(*deps_.tier, *job, terms); },
       [this, job](OpenOutcome outcome) { OnOpened(job, std::move(outcome)); });
 }
 
 void PrefillEngine::OnOpened(const Job& job, OpenOutcome outcome) {
   if (!outcome.status.ok()) {
     if (IsRetryable(outcome.status) && deps_.clock->Now() < job->wait_until) {
-      At(deps_.clock->Now() + kRetryPause, [this, job] {
-        if (job->phase == PrefillPhase::kOpening) Open(job);
-      });
-      return;
+      return OpenLater(job);
     }
     End(job, Annotate(outcome.status, absl::StrCat("the stores cannot take this request (",
                                                    job->plan.blocks(), " blocks)")));
@@ -43,6 +52,26 @@ void PrefillEngine::OnOpened(const Job& job, OpenOutcome outcome) {
   } else {
     Pull(job);
   }
+}
+
+void PrefillEngine::OpenLater(const Job& job) {
+  ++job->reserve_refusals;
+  deps_.metrics->ReserveRefused();
+  const absl::Time now = deps_.clock->Now();
+  const absl::Time again = now + ReservePause(*job);
+  if (again - job->asked_first >= options_.reserve_ageing) {
+    // Aged: it may hold room already, and keeps its device slots.
+    At(again, [this, job] {
+      if (job->phase == PrefillPhase::kOpening) Open(job);
+    });
+    return;
+  }
+  const uint64_t slots =
+      static_cast<uint64_t>(job->plan.blocks()) * pool_.SlotsPerBlock(PoolBlockState::kTarget);
+  FreeSlots(job);
+  job->Enter(PrefillPhase::kQueued);
+  admission_.Return(job->id, slots, job->submitted, again);
+  At(again, [] {});  // Run looks at the queue after every timer
 }
 
 void PrefillEngine::Pull(const Job& job) {

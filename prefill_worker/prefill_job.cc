@@ -24,7 +24,8 @@ bool MayFollow(PrefillPhase from, PrefillPhase to) {
   switch (from) {
     case PrefillPhase::kQueued: return to == PrefillPhase::kOpening;
     case PrefillPhase::kOpening:
-      return to == PrefillPhase::kPulling || to == PrefillPhase::kComputing;
+      return to == PrefillPhase::kPulling || to == PrefillPhase::kComputing ||
+             to == PrefillPhase::kQueued;
     case PrefillPhase::kPulling: return to == PrefillPhase::kComputing;
     case PrefillPhase::kComputing: return to == PrefillPhase::kFlushing;
     case PrefillPhase::kFlushing: return to == PrefillPhase::kSealing;

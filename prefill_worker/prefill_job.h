@@ -22,10 +22,11 @@
 
 namespace kvt {
 
-// In order; from any of them a job may go to kEnding, and from kSealing back to kFlushing when blocks
-// that were lost meanwhile are pushed again.
+// In order; from any of them a job may go to kEnding, from kOpening back to kQueued when the stores
+// have no room, and from kSealing back to kFlushing when blocks that were lost meanwhile are pushed
+// again.
 enum class PrefillPhase : uint8_t {
-  kQueued = 0,     // waits for device slots
+  kQueued = 0,     // waits for device slots, or for room in the stores
   kOpening,        // lookup, pins, reservation
   kPulling,        // blocks that exist fly into slots
   kComputing,      // chunks take turns
@@ -111,6 +112,8 @@ struct PrefillJob {
   std::vector<NodeName> refused_by;
   PrefillFigures figures;
   absl::Time submitted;
+  absl::Time asked_first;  // the stores for room
+  int reserve_refusals = 0;
   absl::Time compute_began;
   absl::Time first_token_at;
   absl::Time wait_until;  // of the phase's retries

@@ -26,6 +26,8 @@ PrefillMetrics::PrefillMetrics(MetricsRegistry& registry)
                                        "Pushes of one layer of a block that did not arrive")),
       repaired_blocks_(registry.NewCounter("kvtide_prefill_repaired_blocks_total",
                                            "Blocks placed again after a store lost them")),
+      reserve_refusals_(registry.NewCounter("kvtide_prefill_reserve_refusals_total",
+                                            "Times that the stores had no room for a job yet")),
       saturated_values_(registry.NewCounter("kvtide_prefill_saturated_values_total",
                                             "KV values beyond fp16, written as its largest")),
       slots_used_(registry.NewGauge("kvtide_prefill_used_slots", "Device slots that are not free")),

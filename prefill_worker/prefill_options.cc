@@ -13,6 +13,7 @@ PrefillOptions ReadPrefillOptions(OptionsTable table) {
   table.Get("queue_max", &options.queue_max, 1, kWorkerRequestsMax);
   table.Get("ageing_bound", &options.ageing_bound, absl::ZeroDuration(), absl::Minutes(10));
   table.Get("store_wait", &options.store_wait, absl::ZeroDuration(), absl::Minutes(10));
+  table.Get("reserve_ageing", &options.reserve_ageing, absl::ZeroDuration(), absl::Minutes(10));
   table.Get("hand_over_wait", &options.hand_over_wait, absl::ZeroDuration(), absl::Minutes(10));
   table.Get("drain_timeout", &options.drain_timeout, absl::ZeroDuration(), absl::Minutes(10));
   table.Get("trace_file", &options.trace_file);

@@ -25,6 +25,9 @@ struct PrefillOptions {
   absl::Duration ageing_bound = absl::Seconds(10);
   // How long a job waits for room in the stores, and for a store to be reachable.
   absl::Duration store_wait = absl::Seconds(5);
+  // A job that has waited for room for so long is aged: one such job per store at a time keeps what
+  // room there is until it has enough, and newer ones wait behind it.
+  absl::Duration reserve_ageing = absl::Milliseconds(500);
   // How long a finished job waits for a decode worker that takes it.
   absl::Duration hand_over_wait = absl::Seconds(60);
   // How long running jobs may take to end after SIGTERM.

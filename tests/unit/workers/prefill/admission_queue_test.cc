@@ -30,6 +30,18 @@ TEST(AdmissionQueue_Test, Pop_HeadHasAged_NobodyOvertakesIt) {
   EXPECT_EQ(queue.Pop(50, kStart + absl::Seconds(11)), 2u);
 }
 
+TEST(AdmissionQueue_Test, Return_AfterItsPause_GoesFirstByItsAge) {
+  AdmissionQueue queue(2, absl::Seconds(10));
+  ASSERT_TRUE(queue.TryPush(1, 10, kStart));
+  ASSERT_EQ(queue.Pop(100, kStart), 1u);
+  ASSERT_TRUE(queue.TryPush(2, 10, kStart + absl::Seconds(1)));
+  ASSERT_TRUE(queue.TryPush(3, 10, kStart + absl::Seconds(2)));
+  queue.Return(1, 10, kStart, kStart + absl::Seconds(3));  // though the queue is full
+  EXPECT_EQ(queue.Pop(100, kStart + absl::Seconds(2)), 2u);  // 1 pauses and bars nobody
+  EXPECT_EQ(queue.Pop(100, kStart + absl::Seconds(3)), 1u);
+  EXPECT_EQ(queue.Pop(100, kStart + absl::Seconds(3)), 3u);
+}
+
 TEST(AdmissionQueue_Test, TryPush_Full_Refuses) {
   AdmissionQueue queue(2, absl::Seconds(10));
   EXPECT_TRUE(queue.TryPush(1, 1, kStart));
