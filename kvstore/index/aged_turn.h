@@ -17,6 +17,12 @@ namespace kvt {
 // Several pauses between two attempts of a ticket.
 inline constexpr absl::Duration kAgedTurnLapse = absl::Seconds(2);
 
+// What an aged ticket says to a Reserve, and hears.
+struct AgedAsk {
+  absl::Duration waited;  // zero: the ticket is not aged
+  bool pending = false;   // out: not granted, but the ticket has its turn and keeps what there is
+};
+
 class AgedTurn {
  public:
   // Takes or keeps the turn for a ticket that has waited since `since`. False: another has it, or an

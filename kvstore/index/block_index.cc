@@ -242,18 +242,13 @@ absl::Status BlockIndex::Reserve(absl::Time now, SessionId id, const TicketClaim
     ++counters_.refused;
     for (const size_t i : fresh) holder->reservations.erase(blocks[i].key);
     out->clear();
-    if (aged != nullptr && aged->waited > absl::ZeroDuration() &&
-        TryKeepPart(now, claim.id, ticket, allocate, *aged)) {
-      aged->pending = true;
-      return absl::OkStatus();
-    }
+    if (TryKeepPart(now, claim.id, ticket, allocate, aged)) return absl::OkStatus();
     for (auto it = pinned.rbegin(); it != pinned.rend(); ++it) Unpin(*holder, *it);
     if (!known) LetGo(id, claim.id);
     return absl::ResourceExhaustedError(
         absl::StrCat("no room for ", allocate, " blocks: ", allocator_.used_bytes(), " of ",
                      allocator_.capacity_bytes(), " bytes are used and ",
-                     barred ? "a request that waits longer comes first"
-                            : "too few can be evicted"));
+                     barred ? "one that waits longer comes first" : "too few can be evicted"));
   }
   ticket.granted = true;
   for (const size_t i : fresh) {
@@ -271,7 +266,7 @@ absl::Status BlockIndex::Reserve(absl::Time now, SessionId id, const TicketClaim
   if (ticket.room.size() < output_blocks) AddRoom(ticket, output_blocks - ticket.room.size());
   // What it kept of a need that has shrunk meanwhile.
   if (turn_.Served(claim.id)) TrimRoom(ticket, output_blocks);
-  out->assign(blocks.size(), ReservedBlock());
+  out->resize(blocks.size());
   for (size_t i = 0; i < blocks.size(); ++i) {
     const bool exists = numbers[i] != kNoBlock;
     const uint32_t number = exists ? numbers[i] : holder->reservations.at(blocks[i].key);

@@ -87,12 +87,6 @@ struct SealedBlock {
   uint64_t handle = 0;  // the winner's, pinned, for kWinnerElsewhere; else as asked
 };
 
-// What an aged ticket says to Reserve, and hears.
-struct AgedAsk {
-  absl::Duration waited;  // zero: the ticket is not aged
-  bool pending = false;   // out: not granted, but the ticket has its turn and keeps what there is
-};
-
 // Why a transfer may or may not touch a range.
 // kOnDisk: the record exists, but not in memory.
 enum class Access : uint8_t { kOk, kLost, kRefused, kInvalid, kOnDisk };
@@ -154,9 +148,8 @@ class BlockIndex {
   // (fenced epoch), InvalidArgument (a name is malformed), ResourceExhausted (too many tickets).
   absl::Status Lookup(absl::Time now, SessionId session, const TicketClaim& claim,
                       absl::Span<const BlockName> blocks, std::vector<FoundBlock>* out);
-  // Errors as Lookup's; ResourceExhausted too when there is no room even after eviction, or when an
-  // aged ticket (aged_turn.h) comes first. An aged ticket that has the turn gets OK with
-  // `aged->pending`, nothing in `out`, and keeps as room what could be had.
+  // Errors as Lookup's; ResourceExhausted too when there is no room even after eviction, or an aged
+  // ticket (aged_turn.h) comes first. One whose turn it is gets OK, `aged->pending` and keeps a part.
   absl::Status Reserve(absl::Time now, SessionId session, const TicketClaim& claim,
                        absl::Span<const BlockName> blocks, uint32_t output_blocks,
                        std::vector<ReservedBlock>* out, AgedAsk* aged = nullptr);
@@ -219,12 +212,9 @@ class BlockIndex {
   void Evict(uint32_t number);
   bool TryMakeRoom(RecordAllocator::ClassId cls, uint64_t blocks);
   void AddRoom(TicketEntry& ticket, uint64_t blocks);
-  // Frees the ticket's room beyond `blocks`.
   void TrimRoom(TicketEntry& ticket, uint64_t blocks);
-  // Room for `blocks` more is not to be had at once: keeps as much as there is. False: the ticket has
-  // not got the turn, or would never fit.
-  bool TryKeepPart(absl::Time now, TicketId id, TicketEntry& ticket, uint64_t blocks,
-                   const AgedAsk& aged);
+  // Keeps as much of `want` as there is. False: not the ticket's turn, or it would never fit.
+  bool TryKeepPart(absl::Time now, TicketId id, TicketEntry& ticket, uint64_t want, AgedAsk* aged);
 
   void NameBlock(uint32_t number, const BlockName& name, const Holder& holder,
                  const TicketEntry& ticket);

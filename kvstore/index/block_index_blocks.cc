@@ -96,12 +96,14 @@ void BlockIndex::TrimRoom(TicketEntry& ticket, uint64_t blocks) {
   }
 }
 
-bool BlockIndex::TryKeepPart(absl::Time now, TicketId id, TicketEntry& ticket, uint64_t blocks,
-                             const AgedAsk& aged) {
-  if (blocks + ticket.room.size() > allocator_.CapacityOf(ticket.cls) / kPlanes) return false;
-  if (!turn_.TryTake(now, id, now - aged.waited)) return false;
+bool BlockIndex::TryKeepPart(absl::Time now, TicketId id, TicketEntry& ticket, uint64_t want,
+                             AgedAsk* aged) {
+  if (aged == nullptr || aged->waited <= absl::ZeroDuration()) return false;
+  if (want + ticket.room.size() > allocator_.CapacityOf(ticket.cls) / kPlanes) return false;
+  if (!turn_.TryTake(now, id, now - aged->waited)) return false;
+  aged->pending = true;
   // Room is made for all of a step or nothing of it: halving finds what there is.
-  uint64_t left = blocks;
+  uint64_t left = want;
   for (uint64_t step = left / 2; step > 0;) {
     if (step <= left && TryMakeRoom(ticket.cls, step)) {
       AddRoom(ticket, step);
