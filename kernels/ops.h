@@ -83,6 +83,26 @@ struct MatmulArgs {
   void* workspace = nullptr;
 };
 
+// x[r] += bias, in place.
+struct AddBiasArgs {
+  float* x = nullptr;  // row r at x + r * stride
+  int stride = 0;
+  int rows = 0;
+  int width = 0;
+  const float* bias = nullptr;  // [width]
+};
+
+// RmsNorm of each head of each row, in place (the q and k norm of Qwen3).
+struct NormHeadsArgs {
+  float* x = nullptr;  // row r head h at x + r * stride + h * head_dim
+  int stride = 0;
+  int rows = 0;
+  int heads = 0;
+  int head_dim = 0;
+  const float* weight = nullptr;  // [head_dim]
+  float epsilon = 0;
+};
+
 // Rotates q and k in place (Hugging Face's half-split pairing: channel i with i + head_dim / 2), in
 // f32: x' = x cos - y sin, y' = y cos + x sin with the row's position.
 struct RopeArgs {
@@ -139,6 +159,8 @@ class Ops {
   virtual void Embed(Stream& stream, const EmbedArgs& args) = 0;
   virtual void RmsNorm(Stream& stream, const RmsNormArgs& args) = 0;
   virtual void Matmul(Stream& stream, const MatmulArgs& args) = 0;
+  virtual void AddBias(Stream& stream, const AddBiasArgs& args) = 0;
+  virtual void NormHeads(Stream& stream, const NormHeadsArgs& args) = 0;
   virtual void Rope(Stream& stream, const RopeArgs& args) = 0;
   // The segments (host memory) of WriteKv and PagedAttention stay valid until the operation has run.
   virtual void WriteKv(Stream& stream, const WriteKvArgs& args, KvWriteStats* stats) = 0;

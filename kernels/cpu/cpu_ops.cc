@@ -96,6 +96,13 @@ class CpuOps final : public Ops {
     EnqueueSized(stream, "norm", &CpuRmsNorm, args, int64_t{args.rows} * args.width);
   }
   void Matmul(Stream& stream, const MatmulArgs& args) override;
+  void AddBias(Stream& stream, const AddBiasArgs& args) override {
+    EnqueueSized(stream, "bias", &CpuAddBias, args, int64_t{args.rows} * args.width);
+  }
+  void NormHeads(Stream& stream, const NormHeadsArgs& args) override {
+    EnqueueSized(stream, "head_norm", &CpuNormHeads, args,
+                 int64_t{args.rows} * args.heads * args.head_dim);
+  }
   void Rope(Stream& stream, const RopeArgs& args) override {
     KVT_CHECK(args.head_dim % 2 == 0, "head_dim=", args.head_dim);
     EnqueueSized(stream, "rope", &CpuRope, args,

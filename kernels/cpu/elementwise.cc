@@ -88,6 +88,25 @@ void CpuRmsNorm(const RmsNormArgs& args, TeamMember& member) {
   }
 }
 
+void CpuAddBias(const AddBiasArgs& args, TeamMember& member) {
+  const TeamMember::Range rows = member.Share(args.rows);
+  for (int r = rows.begin; r < rows.end; ++r) {
+    float* x = args.x + static_cast<size_t>(r) * static_cast<size_t>(args.stride);
+    for (int i = 0; i < args.width; ++i) x[i] += args.bias[i];
+  }
+}
+
+void CpuNormHeads(const NormHeadsArgs& args, TeamMember& member) {
+  const TeamMember::Range pieces = member.Share(args.rows * args.heads);
+  for (int p = pieces.begin; p < pieces.end; ++p) {
+    float* x = args.x + static_cast<size_t>(p / args.heads) * static_cast<size_t>(args.stride) +
+               static_cast<size_t>(p % args.heads) * static_cast<size_t>(args.head_dim);
+    const float mean = SumOfSquares(x, args.head_dim) / static_cast<float>(args.head_dim);
+    const float scale = 1.0f / std::sqrt(mean + args.epsilon);
+    for (int i = 0; i < args.head_dim; ++i) x[i] = x[i] * scale * args.weight[i];
+  }
+}
+
 void CpuRope(const RopeArgs& args, TeamMember& member) {
   const int half = args.head_dim / 2;
   // Shared by (row, head), so that few rows keep all members busy.

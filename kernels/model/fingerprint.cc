@@ -62,6 +62,7 @@ std::string ModelFingerprint(const ModelConfig& config, const Safetensors& weigh
   Sha256 hash;
   hash.AddText("kvtide model fingerprint 1");
   // Llama and Mistral without window are the same arithmetic: the architecture's name is left out.
+  // What Qwen does besides is in the names of its tensors.
   hash.AddText(absl::StrFormat("%d %d %d %d %d %d %d %.17g %.17g %d", config.layers, config.hidden,
                                config.intermediate, config.heads, config.kv_heads, config.head_dim,
                                config.vocab, config.rope_theta, config.rms_norm_eps,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <iterator>
 #include <limits>
 
 #include "absl/status/status.h"
@@ -84,25 +85,75 @@ class Fields {
   std::string file_;
 };
 
-absl::StatusOr<std::string> Architecture(const Fields& fields) {
+struct Family {
+  const char* architecture;
+  const char* model_type;
+  bool qkv_bias;
+  bool qk_norm;
+};
+constexpr Family kFamilies[] = {
+    {"LlamaForCausalLM", "llama", false, false},
+    {"MistralForCausalLM", "mistral", false, false},
+    {"Qwen2ForCausalLM", "qwen2", true, false},
+    {"Qwen3ForCausalLM", "qwen3", false, true},
+};
+
+absl::Status ReadArchitecture(const Fields& fields, ModelConfig& config) {
   constexpr absl::string_view kKnown =
-      "LlamaForCausalLM and MistralForCausalLM (without sliding window) are supported";
+      "LlamaForCausalLM, MistralForCausalLM (without sliding window), Qwen2ForCausalLM and "
+      "Qwen3ForCausalLM are supported";
   const json* list = fields.Find("architectures");
   if (list == nullptr || !list->is_array() || list->size() != 1 || !list->at(0).is_string()) {
     return fields.Unsupported("architectures", kKnown);
   }
-  const auto name = list->at(0).get<std::string>();
-  if (name != "LlamaForCausalLM" && name != "MistralForCausalLM") {
-    return fields.Unsupported("architectures", kKnown);
-  }
+  config.architecture = list->at(0).get<std::string>();
+  const auto* family = std::find_if(std::begin(kFamilies), std::end(kFamilies), [&](const Family& f) {
+    return config.architecture == f.architecture;
+  });
+  if (family == std::end(kFamilies)) return fields.Unsupported("architectures", kKnown);
   const json* type = fields.Find("model_type");
-  if (type != nullptr && *type != (name[0] == 'L' ? "llama" : "mistral")) {
-    return fields.Unsupported("model_type", absl::StrCat("it does not fit ", name));
+  if (type != nullptr && *type != family->model_type) {
+    return fields.Unsupported("model_type",
+                              absl::StrCat("it does not fit ", config.architecture));
   }
-  return name;
+  config.qkv_bias = family->qkv_bias;
+  config.qk_norm = family->qk_norm;
+  return absl::OkStatus();
 }
 
-// Fields that change the arithmetic and that we do not compute.
+bool IsQwen(const ModelConfig& config) { return config.qkv_bias || config.qk_norm; }
+
+// A window that is off, absent, or at least as long as the context changes nothing.
+absl::Status RefuseWindow(const Fields& fields, const ModelConfig& config) {
+  if (IsQwen(config)) {
+    KVT_ASSIGN_OR_RETURN(const bool on, fields.Bool("use_sliding_window", false));
+    if (on) return fields.Unsupported("use_sliding_window", "only false is supported");
+    const json* types = fields.Find("layer_types");
+    if (types == nullptr) return absl::OkStatus();
+    if (!types->is_array()) return fields.Invalid("layer_types", "is not a list");
+    for (const json& type : *types) {
+      if (type != "full_attention") {
+        return fields.Unsupported("layer_types", "only full_attention is supported");
+      }
+    }
+    return absl::OkStatus();
+  }
+  // transformers gives Mistral a window of 4,096 where the field is absent.
+  const bool implied = config.architecture == "MistralForCausalLM" && !fields.Has("sliding_window");
+  if (implied) return fields.Unsupported("sliding_window", "only null is supported");
+  if (fields.Find("sliding_window") != nullptr) {
+    KVT_ASSIGN_OR_RETURN(const int window,
+                         fields.Int("sliding_window", 1, std::numeric_limits<int>::max()));
+    if (window < config.context_tokens) {
+      return fields.Unsupported("sliding_window",
+                                "only null, or at least max_position_embeddings, is supported");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Fields that change the arithmetic and that we do not compute. Qwen's own biases and norms are not
+// fields: they come with the architecture.
 absl::Status RefuseUnsupported(const Fields& fields, const ModelConfig& config) {
   for (const char* name : {"attention_bias", "mlp_bias", "qk_norm", "use_qk_norm"}) {
     KVT_ASSIGN_OR_RETURN(const bool on, fields.Bool(name, false));
@@ -118,18 +169,7 @@ absl::Status RefuseUnsupported(const Fields& fields, const ModelConfig& config) 
   if (partial != nullptr && *partial != 1) {
     return fields.Unsupported("partial_rotary_factor", "only 1 is supported");
   }
-  // transformers gives Mistral a window of 4,096 where the field is absent.
-  const bool implied = config.architecture == "MistralForCausalLM" && !fields.Has("sliding_window");
-  if (implied) return fields.Unsupported("sliding_window", "only null is supported");
-  if (fields.Find("sliding_window") != nullptr) {
-    KVT_ASSIGN_OR_RETURN(const int window,
-                         fields.Int("sliding_window", 1, std::numeric_limits<int>::max()));
-    if (window < config.context_tokens) {
-      return fields.Unsupported("sliding_window",
-                                "only null, or at least max_position_embeddings, is supported");
-    }
-  }
-  return absl::OkStatus();
+  return RefuseWindow(fields, config);
 }
 
 // rope_theta stands at the top, or (transformers 5) in rope_parameters.
@@ -196,7 +236,7 @@ absl::StatusOr<ModelConfig> LoadModelConfig(absl::string_view folder) {
   KVT_ASSIGN_OR_RETURN(const json object, ReadJsonObject(path));
   const Fields fields(object, path);
   ModelConfig config;
-  KVT_ASSIGN_OR_RETURN(config.architecture, Architecture(fields));
+  KVT_RETURN_IF_ERROR(ReadArchitecture(fields, config));
   KVT_RETURN_IF_ERROR(ReadSizes(fields, config));
   KVT_RETURN_IF_ERROR(RefuseUnsupported(fields, config));
   KVT_ASSIGN_OR_RETURN(config.rope_theta, RopeTheta(fields, path));

@@ -1,5 +1,6 @@
 // What config.json of a Hugging Face folder says of a model, and the refusal of every model whose
-// arithmetic is not ours: Llama, and Mistral without a sliding window, which is the same.
+// arithmetic is not ours: Llama, Mistral without a sliding window (the same), Qwen2 (biases of q, k and
+// v) and Qwen3 (a norm of each head of q and k), dense.
 // Plain values; thread-safe to read.
 #pragma once
 
@@ -15,7 +16,7 @@
 namespace kvt {
 
 struct ModelConfig {
-  std::string architecture;  // "LlamaForCausalLM" or "MistralForCausalLM"
+  std::string architecture;  // "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3..."
   int layers = 0;            // num_hidden_layers
   int hidden = 0;            // hidden_size
   int intermediate = 0;      // intermediate_size
@@ -26,6 +27,8 @@ struct ModelConfig {
   int context_tokens = 0;    // max_position_embeddings: longest prompt with its output
   double rope_theta = 0;
   double rms_norm_eps = 0;
+  bool qkv_bias = false;         // q, k and v have biases: Qwen2
+  bool qk_norm = false;          // each head of q and k is normed before rope: Qwen3
   bool tied_embeddings = false;  // then there is no lm_head.weight
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;  // of config.json and generation_config.json, sorted; may be empty

@@ -26,6 +26,9 @@ using Matrix = std::unique_ptr<PackedMatrix>;
 struct Layer {
   const float* attention_norm = nullptr;  // into norms_
   const float* ffn_norm = nullptr;
+  const float* qkv_bias = nullptr;  // into extras_; null: none
+  const float* q_norm = nullptr;    // the same; with k_norm
+  const float* k_norm = nullptr;
   Matrix qkv, output, gate_up, down;
 };
 
@@ -88,10 +91,13 @@ class LlamaTransformer final : public Transformer {
                               std::vector<std::pair<std::string, int>> names);
   absl::Status LoadLayer(WeightLoader& loader, int layer);
   absl::Status LoadEmbedding(WeightLoader& loader);
+  absl::Status LoadExtras(WeightLoader& loader);
   void SetNumericsId();
   int QkvWidth() const { return (config_.heads + 2 * config_.kv_heads) * config_.head_dim; }
   int QueryWidth() const { return config_.heads * config_.head_dim; }
   void Norm(Stream& stream, StepBuffers& s, const float* weight) const;
+  // What some families do to q, k and v between projection and rope.
+  void AdjustQkv(Stream& stream, StepBuffers& s, const Layer& layer) const;
   void Multiply(Stream& stream, StepBuffers& s, const char* name, const PackedMatrix& weights,
                 MatmulEpilogue epilogue, const void* a, int rows, void* out) const;
 
@@ -104,6 +110,7 @@ class LlamaTransformer final : public Transformer {
   std::vector<Layer> layers_;
   Matrix head_;
   DeviceBuffer norms_;  // [2 * layers + 1][hidden]
+  DeviceBuffer extras_;  // of each layer: biases of q, k, v or norms of a head of q, of k
   DeviceBuffer embedding_;
   DeviceBuffer rope_;
 };
@@ -157,6 +164,36 @@ absl::Status LlamaTransformer::LoadEmbedding(WeightLoader& loader) {
   return absl::OkStatus();
 }
 
+absl::Status LlamaTransformer::LoadExtras(WeightLoader& loader) {
+  if (!config_.qkv_bias && !config_.qk_norm) return absl::OkStatus();
+  std::vector<std::pair<std::string, int>> names;
+  const int kv = config_.kv_heads * config_.head_dim;
+  if (config_.qkv_bias) names = {{"q_proj.bias", QueryWidth()}, {"k_proj.bias", kv}, {"v_proj.bias", kv}};
+  if (config_.qk_norm) {
+    names.emplace_back("q_norm.weight", config_.head_dim);
+    names.emplace_back("k_norm.weight", config_.head_dim);
+  }
+  std::vector<float> values;
+  for (int l = 0; l < config_.layers; ++l) {
+    for (const auto& [name, size] : names) {
+      KVT_ASSIGN_OR_RETURN(
+          const std::vector<float> part,
+          loader.Vector(absl::StrCat("model.layers.", l, ".self_attn.", name), size));
+      values.insert(values.end(), part.begin(), part.end());
+    }
+  }
+  KVT_ASSIGN_OR_RETURN(extras_, ToDevice(device_, values.data(), values.size() * sizeof(float)));
+  const float* next = extras_.as<float>();
+  for (Layer& layer : layers_) {
+    if (config_.qkv_bias) layer.qkv_bias = std::exchange(next, next + QkvWidth());
+    if (config_.qk_norm) {
+      layer.q_norm = std::exchange(next, next + config_.head_dim);
+      layer.k_norm = std::exchange(next, next + config_.head_dim);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status LlamaTransformer::LoadWeights(absl::string_view folder) {
   KVT_ASSIGN_OR_RETURN(const std::unique_ptr<Safetensors> tensors, Safetensors::Open(folder));
   WeightLoader loader(*tensors);
@@ -174,6 +211,7 @@ absl::Status LlamaTransformer::LoadWeights(absl::string_view folder) {
     KVT_RETURN_IF_ERROR(LoadLayer(loader, l));
   }
   KVT_RETURN_IF_ERROR(add_norm("model.norm.weight"));
+  KVT_RETURN_IF_ERROR(LoadExtras(loader));
   KVT_RETURN_IF_ERROR(LoadEmbedding(loader));
   KVT_ASSIGN_OR_RETURN(norms_, ToDevice(device_, norms.data(), norms.size() * sizeof(float)));
   for (int l = 0; l < config_.layers; ++l) {
@@ -256,11 +294,32 @@ void LlamaTransformer::Multiply(Stream& stream, StepBuffers& s, const char* name
   ops_.Matmul(stream, {name, &weights, epilogue, a, rows, out, s.workspace()});
 }
 
+void LlamaTransformer::AdjustQkv(Stream& stream, StepBuffers& s, const Layer& layer) const {
+  if (layer.qkv_bias != nullptr) {
+    ops_.AddBias(stream, {s.qkv(), QkvWidth(), s.rows(), QkvWidth(), layer.qkv_bias});
+  }
+  if (layer.q_norm == nullptr) return;
+  NormHeadsArgs norm;
+  norm.x = s.qkv();
+  norm.stride = QkvWidth();
+  norm.rows = s.rows();
+  norm.heads = config_.heads;
+  norm.head_dim = config_.head_dim;
+  norm.weight = layer.q_norm;
+  norm.epsilon = static_cast<float>(config_.rms_norm_eps);
+  ops_.NormHeads(stream, norm);
+  norm.x += QueryWidth();
+  norm.heads = config_.kv_heads;
+  norm.weight = layer.k_norm;
+  ops_.NormHeads(stream, norm);
+}
+
 void LlamaTransformer::ProjectQkv(Stream& stream, StepState& state, int layer) const {
   StepBuffers& s = static_cast<StepBuffers&>(state);
   const Layer& l = layers_[static_cast<size_t>(layer)];
   Norm(stream, s, l.attention_norm);
   Multiply(stream, s, "qkv", *l.qkv, MatmulEpilogue::kStore, s.normed(), s.rows(), s.qkv());
+  AdjustQkv(stream, s, l);
   RopeArgs rope;
   rope.qk = s.qkv();
   rope.stride = QkvWidth();

@@ -144,6 +144,47 @@ TEST_F(OpsTest, RmsNorm_EqualsTheReferenceAndPicksRows) {
   }
 }
 
+TEST_F(OpsTest, AddBias_AddsToEveryRowAndNothingBeyond) {
+  const int rows = 3, width = 37, stride = 41;
+  std::vector<float> x = RandomValues(static_cast<size_t>(rows * stride), 6, 1.0);
+  const std::vector<float> before = x, bias = RandomValues(width, 7, 1.0);
+  ops().AddBias(*stream_, {x.data(), stride, rows, width, bias.data()});
+  Finish();
+  for (int r = 0; r < rows; ++r) {
+    for (int i = 0; i < stride; ++i) {
+      const auto at = static_cast<size_t>(r * stride + i);
+      ASSERT_EQ(x[at], i < width ? before[at] + bias[static_cast<size_t>(i)] : before[at]);
+    }
+  }
+}
+
+TEST_F(OpsTest, NormHeads_NormsEachHeadByItself) {
+  for (const int head_dim : {7, 64, 130}) {
+    const int rows = 4, heads = 3, stride = heads * head_dim + 5;
+    std::vector<float> x = RandomValues(static_cast<size_t>(rows * stride), 8, 2.0);
+    const std::vector<float> before = x;
+    const std::vector<float> weight = RandomValues(static_cast<size_t>(head_dim), 9, 1.0);
+    ops().NormHeads(*stream_, {x.data(), stride, rows, heads, head_dim, weight.data(), 1e-5f});
+    Finish();
+    for (int r = 0; r < rows; ++r) {
+      for (int h = 0; h < heads; ++h) {
+        const auto at = static_cast<size_t>(r * stride + h * head_dim);
+        double squares = 0;
+        for (int i = 0; i < head_dim; ++i) {
+          squares += double{before[at + static_cast<size_t>(i)]} * before[at + static_cast<size_t>(i)];
+        }
+        const double scale = 1.0 / std::sqrt(squares / head_dim + 1e-5);
+        for (size_t i = 0; i < static_cast<size_t>(head_dim); ++i) {
+          ASSERT_NEAR(x[at + i], before[at + i] * scale * weight[i], 1e-5);
+        }
+      }
+      for (int i = heads * head_dim; i < stride; ++i) {
+        ASSERT_EQ(x[static_cast<size_t>(r * stride + i)], before[static_cast<size_t>(r * stride + i)]);
+      }
+    }
+  }
+}
+
 TEST_F(OpsTest, Rope_RotatesHalvesByPosition) {
   for (const int head_dim : {2, 14, 32, 64, 130}) {
     const int rows = 5, heads = 3, stride = heads * head_dim + 7, positions_max = 40;

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Converts a Hugging Face Llama folder (bf16, fp16 or f32 safetensors) to GGUF for llama.cpp.
+"""Converts a Hugging Face Llama, Qwen2 or Qwen3 folder (bf16, fp16 or f32 safetensors) to GGUF for llama.cpp.
 
     hf_to_gguf.py FOLDER OUT.gguf [--type f32|bf16]
 
-The weights are the same numbers: bf16 is exact in f32. Rows of q and k are permuted from Hugging
+The weights are the same numbers: bf16 is exact in f32. Rows of a Llama's q and k are permuted from Hugging
 Face's order (halves rotate together) to llama.cpp's (neighbours do). With --type bf16 matrices stay
 bf16 and vectors are f32, as llama.cpp wants them. A folder without tokenizer.json gets a
 vocabulary of placeholders, so that llama.cpp loads it; only token ids make sense then.
@@ -23,6 +23,8 @@ BLOCK_TENSORS = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
@@ -69,8 +71,9 @@ def read_weights(folder):
 def gguf_name(name):
     if name in TOP_TENSORS:
         return TOP_TENSORS[name]
-    parts = name.removesuffix(".weight").split(".", 3)
-    return f"blk.{parts[2]}.{BLOCK_TENSORS[parts[3]]}.weight"
+    stem, kind = name.rsplit(".", 1)
+    parts = stem.split(".", 3)
+    return f"blk.{parts[2]}.{BLOCK_TENSORS[parts[3]]}.{kind}"
 
 
 def permute(weights, heads):
@@ -120,7 +123,7 @@ def convert(folder, out, kind):
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    writer = gguf.GGUFWriter(str(out), "llama")
+    writer = gguf.GGUFWriter(str(out), config["model_type"])
     writer.add_name(folder.name)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -138,7 +141,9 @@ def convert(folder, out, kind):
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16 if bf16 else gguf.LlamaFileType.ALL_F32)
     add_tokenizer(writer, folder, config)
     for name, values in sorted(read_weights(folder).items()):
-        if name.endswith("q_proj.weight"):
+        if config["model_type"] != "llama":
+            pass  # llama.cpp rotates halves there, too
+        elif name.endswith("q_proj.weight"):
             values = permute(values, heads)
         elif name.endswith("k_proj.weight"):
             values = permute(values, kv_heads)

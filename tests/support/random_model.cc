@@ -22,6 +22,10 @@ struct TensorRule {
   std::optional<float> scale;  // of a matrix; none: a norm
 };
 
+bool IsFamily(const RandomModelSpec& spec, absl::string_view family) {
+  return family == spec.family;
+}
+
 // In the order that numbers them.
 std::vector<TensorRule> Tensors(const RandomModelSpec& spec) {
   const int64_t hidden = spec.hidden, inner = spec.intermediate;
@@ -40,6 +44,15 @@ std::vector<TensorRule> Tensors(const RandomModelSpec& spec) {
     rules.push_back({prefix + "mlp.gate_proj.weight", {inner, hidden}, 0.125f});
     rules.push_back({prefix + "mlp.up_proj.weight", {inner, hidden}, 0.125f});
     rules.push_back({prefix + "mlp.down_proj.weight", {hidden, inner}, 0.125f});
+    if (IsFamily(spec, "qwen2")) {
+      rules.push_back({prefix + "self_attn.q_proj.bias", {q}, 0.5f});
+      rules.push_back({prefix + "self_attn.k_proj.bias", {kv}, 0.5f});
+      rules.push_back({prefix + "self_attn.v_proj.bias", {kv}, 0.5f});
+    }
+    if (IsFamily(spec, "qwen3")) {
+      rules.push_back({prefix + "self_attn.q_norm.weight", {spec.head_dim}, {}});
+      rules.push_back({prefix + "self_attn.k_norm.weight", {spec.head_dim}, {}});
+    }
   }
   rules.push_back({"model.norm.weight", {hidden}, {}});
   if (!spec.tied) rules.push_back({"lm_head.weight", {spec.vocab, hidden}, 0.25f});
@@ -94,13 +107,19 @@ const std::vector<RandomModelSpec>& RandomModelSpecs() {
       {"gqa4_d64", 102, 8, 2, 64, 320, 448, 512, false, "F16", 1},
       {"gqa8_d128", 103, 8, 1, 128, 256, 512, 512, false, "F32", 3},
       {"gqa1_d128_odd", 104, 2, 2, 128, 192, 352, 517, false, "BF16", 2},
+      {"qwen2_gqa4_d64", 105, 4, 1, 64, 256, 384, 512, true, "BF16", 1, "qwen2"},
+      {"qwen3_gqa2_d128", 106, 4, 2, 128, 192, 352, 512, false, "BF16", 2, "qwen3"},
   };
   return specs;
 }
 
 void WriteRandomModel(const RandomModelSpec& spec, const std::string& folder) {
-  const json config = {{"architectures", {"LlamaForCausalLM"}},
-                       {"model_type", "llama"},
+  const std::string family = spec.family;
+  const std::string architecture = family == "llama"   ? "LlamaForCausalLM"
+                                   : family == "qwen2" ? "Qwen2ForCausalLM"
+                                                       : "Qwen3ForCausalLM";
+  const json config = {{"architectures", {architecture}},
+                       {"model_type", family},
                        {"hidden_act", "silu"},
                        {"num_hidden_layers", kRandomModelLayers},
                        {"hidden_size", spec.hidden},

@@ -1,4 +1,4 @@
-// Small Llama folders with weights from a seed: what tests/support/goldens/make_random_model.py
+// Small Llama, Qwen2 and Qwen3 folders with weights from a seed: what tests/support/goldens/make_random_model.py
 // makes, bit for bit (its comment has the rule), so that goldens made there hold for folders made
 // here.
 #pragma once
@@ -17,6 +17,7 @@ struct RandomModelSpec {
   bool tied;
   const char* dtype;  // of the file: "BF16", "F16" or "F32"; the values are the same
   int shards;
+  const char* family = "llama";  // "qwen2": biases of q, k, v; "qwen3": norms of q's and k's heads
 };
 inline constexpr int kRandomModelLayers = 2;
 

@@ -2,6 +2,7 @@
 """Makes the goldens that kvtide's transformer is compared with (tests/kernels/model_golden_test.cc).
 
     make_model_goldens.py MODEL_FOLDER PROSE.txt
+    make_model_goldens.py --random             the random folders' only
 
 MODEL_FOLDER is what deploy/fetch_model.sh makes; PROSE.txt is any English text of 2,048 tokens or
 more (the committed goldens: chapter 4.1 of The Rust Programming Language). Run with the python of
@@ -145,10 +146,13 @@ def random_models(scratch):
 
 
 def main():
-    if len(sys.argv) != 3:
-        sys.exit("usage: make_model_goldens.py MODEL_FOLDER PROSE.txt")
+    only_random = sys.argv[1:] == ["--random"]
+    if len(sys.argv) != 3 and not only_random:
+        sys.exit("usage: make_model_goldens.py MODEL_FOLDER PROSE.txt | --random")
     with tempfile.TemporaryDirectory() as scratch:
         random_models(pathlib.Path(scratch))
+        if only_random:
+            return
         smollm2(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), pathlib.Path(scratch))
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes small Llama folders with weights from a seed, bit for bit the same as
+"""Makes small Llama, Qwen2 and Qwen3 folders with weights from a seed, bit for bit the same as
 tests/support/random_model.{h,cc} makes them.
 
     make_random_model.py NAME DEST        NAME: one of SPECS
 
 Weight i of tensor t (t counts in the order of tensor_shapes): with r = CounterRandom(seed + t, i)
-(kernels/base/random.h) a matrix's is scale * (int(r >> 56) - 128) / 128, scale a power of two, and a
+(kernels/base/random.h) a matrix's or a bias's is scale * (int(r >> 56) - 128) / 128, scale a power of two, and a
 norm's is (128 + (r >> 57)) / 256. All are exact in bf16, fp16 and f32, so the file's type does not
 change the model. There is no tokenizer: token ids only.
 """
@@ -16,13 +16,16 @@ import sys
 
 import numpy as np
 
-# name -> seed, heads, kv_heads, head_dim, hidden, intermediate, vocab, tied, dtype, shards
+# name -> seed, heads, kv_heads, head_dim, hidden, intermediate, vocab, tied, dtype, shards, family
 SPECS = {
-    "gqa1_d64_tied": (101, 4, 4, 64, 256, 384, 512, True, "BF16", 1),
-    "gqa4_d64": (102, 8, 2, 64, 320, 448, 512, False, "F16", 1),
-    "gqa8_d128": (103, 8, 1, 128, 256, 512, 512, False, "F32", 3),
-    "gqa1_d128_odd": (104, 2, 2, 128, 192, 352, 517, False, "BF16", 2),
+    "gqa1_d64_tied": (101, 4, 4, 64, 256, 384, 512, True, "BF16", 1, "llama"),
+    "gqa4_d64": (102, 8, 2, 64, 320, 448, 512, False, "F16", 1, "llama"),
+    "gqa8_d128": (103, 8, 1, 128, 256, 512, 512, False, "F32", 3, "llama"),
+    "gqa1_d128_odd": (104, 2, 2, 128, 192, 352, 517, False, "BF16", 2, "llama"),
+    "qwen2_gqa4_d64": (105, 4, 1, 64, 256, 384, 512, True, "BF16", 1, "qwen2"),
+    "qwen3_gqa2_d128": (106, 4, 2, 128, 192, 352, 512, False, "BF16", 2, "qwen3"),
 }
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 LAYERS = 2
 NUMPY_TYPES = {"F32": np.float32, "F16": np.float16}
 
@@ -41,9 +44,9 @@ def counter_random(seed, count):
 
 
 def make_config(name):
-    _, heads, kv_heads, head_dim, hidden, intermediate, vocab, tied, dtype, _ = SPECS[name]
+    _, heads, kv_heads, head_dim, hidden, intermediate, vocab, tied, dtype, _, family = SPECS[name]
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "architectures": [ARCHITECTURES[family]], "model_type": family, "hidden_act": "silu",
         "num_hidden_layers": LAYERS, "hidden_size": hidden, "intermediate_size": intermediate,
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
         "vocab_size": vocab, "max_position_embeddings": 2048, "rope_theta": 10000.0,
@@ -53,7 +56,7 @@ def make_config(name):
 
 
 def tensor_shapes(config):
-    """(name, shape, scale of a matrix or None for a norm), in the order that numbers them."""
+    """(name, shape, scale of a matrix or a bias, or None for a norm), in the order that numbers them."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     q = config["num_attention_heads"] * config["head_dim"]
     kv = config["num_key_value_heads"] * config["head_dim"]
@@ -71,6 +74,13 @@ def tensor_shapes(config):
         yield prefix + "mlp.gate_proj.weight", (inner, hidden), 0.125
         yield prefix + "mlp.up_proj.weight", (inner, hidden), 0.125
         yield prefix + "mlp.down_proj.weight", (hidden, inner), 0.125
+        if config["model_type"] == "qwen2":
+            yield prefix + "self_attn.q_proj.bias", (q,), 0.5
+            yield prefix + "self_attn.k_proj.bias", (kv,), 0.5
+            yield prefix + "self_attn.v_proj.bias", (kv,), 0.5
+        if config["model_type"] == "qwen3":
+            yield prefix + "self_attn.q_norm.weight", (config["head_dim"],), None
+            yield prefix + "self_attn.k_norm.weight", (config["head_dim"],), None
     yield "model.norm.weight", (hidden,), None
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", (config["vocab_size"], hidden), 0.25

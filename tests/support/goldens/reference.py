@@ -1,4 +1,4 @@
-"""A Llama forward pass in numpy, f64, as plainly as it can be written: the arithmetic that the
+"""A Llama, Qwen2 or Qwen3 forward pass in numpy, f64, as plainly as it can be written: the arithmetic that the
 goldens stand for, independent of llama.cpp and of kvtide's kernels."""
 
 import numpy as np
@@ -49,9 +49,16 @@ def logits(weights, config, ids):
         def weight(name):
             return w[f"model.layers.{layer}.{name}.weight"]
         h = rms_norm(x, weight("input_layernorm"), eps)
-        q = rope((h @ weight("self_attn.q_proj").T).reshape(n, heads, dim), config["rope_theta"])
-        k = rope((h @ weight("self_attn.k_proj").T).reshape(n, kv_heads, dim), config["rope_theta"])
-        v = (h @ weight("self_attn.v_proj").T).reshape(n, kv_heads, dim)
+        def project(name):
+            bias = w.get(f"model.layers.{layer}.self_attn.{name}.bias", 0)  # Qwen2
+            return h @ weight(f"self_attn.{name}").T + bias
+        q = project("q_proj").reshape(n, heads, dim)
+        k = project("k_proj").reshape(n, kv_heads, dim)
+        v = project("v_proj").reshape(n, kv_heads, dim)
+        if config["model_type"] == "qwen3":
+            q = rms_norm(q, weight("self_attn.q_norm"), eps)
+            k = rms_norm(k, weight("self_attn.k_norm"), eps)
+        q, k = rope(q, config["rope_theta"]), rope(k, config["rope_theta"])
         x = x + attention(q, k, v, heads // kv_heads) @ weight("self_attn.o_proj").T
         h = rms_norm(x, weight("post_attention_layernorm"), eps)
         gate = h @ weight("mlp.gate_proj").T

@@ -106,9 +106,31 @@ TEST(ModelConfig, Mistral_OnlyWithoutWindow) {
   EXPECT_TRUE(Load(config).ok());
 }
 
+TEST(ModelConfig, Qwen_IsReadAndItsWindowsAreRefused) {
+  json config = Llama();
+  config["architectures"] = {"Qwen2ForCausalLM"};
+  config["model_type"] = "qwen2";
+  config["use_sliding_window"] = false;
+  config["sliding_window"] = 1024;  // of no effect while it is off
+  config["layer_types"] = {"full_attention", "full_attention"};
+  const auto qwen2 = Load(config);
+  ASSERT_TRUE(qwen2.ok()) << qwen2.status();
+  EXPECT_TRUE(qwen2->qkv_bias && !qwen2->qk_norm);
+  config["architectures"] = {"Qwen3ForCausalLM"};
+  config["model_type"] = "qwen3";
+  const auto qwen3 = Load(config);
+  ASSERT_TRUE(qwen3.ok()) << qwen3.status();
+  EXPECT_TRUE(qwen3->qk_norm && !qwen3->qkv_bias);
+  config["layer_types"] = {"full_attention", "sliding_attention"};
+  EXPECT_EQ(Load(config).status().code(), absl::StatusCode::kUnimplemented);
+  config.erase("layer_types");
+  config["use_sliding_window"] = true;
+  EXPECT_EQ(Load(config).status().code(), absl::StatusCode::kUnimplemented);
+}
+
 TEST(ModelConfig, UnsupportedModel_IsRefusedNamingFileAndField) {
   const std::pair<std::string, json> cases[] = {
-      {"architectures", {"Qwen2ForCausalLM"}},
+      {"architectures", {"Qwen2MoeForCausalLM"}},
       {"architectures", nullptr},
       {"architectures", {"LlamaForCausalLM", "X"}},
       {"model_type", "mistral"},
