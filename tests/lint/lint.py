@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """lint.py CHECK...: checks the tree's structure; each problem says what to do. CHECK: layers, fences,
-sizes, bans, documented, or all."""
+sizes, bans, documented, field_cases, operations, or all."""
 import os
 import sys
 
@@ -8,12 +8,14 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import bans  # noqa: E402
 import documented  # noqa: E402
 import fences  # noqa: E402
+import field_cases  # noqa: E402
 import layers  # noqa: E402
+import operations  # noqa: E402
 import sizes  # noqa: E402
 from tree import Tree  # noqa: E402
 
 CHECKS = {"layers": layers, "fences": fences, "sizes": sizes, "bans": bans,
-          "documented": documented}
+          "documented": documented, "field_cases": field_cases, "operations": operations}
 
 
 def main(names):

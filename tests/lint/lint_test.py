@@ -9,7 +9,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import bans  # noqa: E402
 import documented  # noqa: E402
 import fences  # noqa: E402
+import field_cases  # noqa: E402
 import layers  # noqa: E402
+import operations  # noqa: E402
 import sizes  # noqa: E402
 from tree import Tree, blank  # noqa: E402
 
@@ -55,6 +57,32 @@ class LintTest(unittest.TestCase):
         self.fires(fences, {"decode_worker/a.cc": '#include "kvstore/wire/store.pb.h"\n'}, "gRPC")
         self.fires(fences, {"kernels/model/a.h": "#include <nlohmann/json.hpp>\n"}, "JSON")
         self.fires(fences, {"kernels/model/a.cc": "#include <boost/asio.hpp>\n"}, "without a fence")
+
+    def test_field_cases(self):
+        rows = {f"F{n}": "none yet: later" for n in range(1, 22)}
+        rows["F1"] = "`Store.F1_Late_IsRefused`"
+        code = {"tests/a_test.cc": "TEST_P(Store, F1_Late_IsRefused) {\n}\n"}
+
+        def table():
+            return {"docs/TESTING.md": "".join(f"| {k} | {v} |\n" for k, v in rows.items())}
+        self.silent(field_cases, dict(code, **table()))
+        self.fires(field_cases, table(), "there is no test Store.F1_Late_IsRefused")
+        rows["F3"] = "some words"
+        self.fires(field_cases, dict(code, **table()), "F3 names no test")
+        del rows["F4"]
+        self.fires(field_cases, dict(code, **table()), "no row for F4")
+
+    def test_operations(self):
+        metrics = {"docs/METRICS.md": "| `kvtide_store_pins` | gauge | | x |\n"
+                                      "| `kvtide_decode_step_seconds` | histogram | | x |\n"}
+        good = "expr: kvtide_store_pins > 3 and kvtide_decode_step_seconds_bucket > 0\n"
+        self.silent(operations, dict(metrics, **{"deploy/alerts.yml": good}))
+        self.fires(operations, dict(metrics, **{"deploy/alerts.yml": "kvtide_store_pinz\n"}),
+                   "no metric kvtide_store_pinz")
+        self.fires(operations, dict(metrics, **{"docs/OPERATIONS.md": "kvtide_store_pins_sum\n"}),
+                   "kvtide_store_pins_sum")
+        self.silent(operations, {"tests/a.supp": "# why\nleak:libucs.so\n"})
+        self.fires(operations, {"tests/a.supp": "race:kvt::StoreNode\n"}, "vendor")
 
     def test_sizes(self):
         body = "int F() {\n" + "  x();\n" * 80 + "}\n"
