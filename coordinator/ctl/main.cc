@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "coordinator/ctl/cli.h"
+#include "coordinator/ctl/doctor.h"
 #include "coordinator/ctl/generate.h"
 #include "coordinator/ctl/show.h"
 #include "coordinator/ctl/up.h"
@@ -33,6 +34,7 @@ Where the cluster is: --coordinator HOST:PORT, or the run directory of `kvtide u
 (--run-dir, else $KVTIDE_RUN_DIR, else ./var/run/kvtide).
 
 Examples:
+  kvtide doctor --config deploy/quickstart.toml
   kvtide up --config deploy/quickstart.toml
   kvtide generate --chat "What is a KV cache?"
   kvtide generate --file prompt.txt --max-tokens 64 -o json
@@ -95,10 +97,12 @@ struct Commands {
   int up_timeout_s = 0;
   DownOptions down_options;
   int down_timeout_s = 25;
+  DoctorOptions doctor_options;
   RequestsOptions requests_options;
   GenerateOptions generate_options;
   CLI::App* up = nullptr;
   CLI::App* down = nullptr;
+  CLI::App* doctor = nullptr;
   CLI::App* status = nullptr;
   CLI::App* nodes = nullptr;
   CLI::App* tier = nullptr;
@@ -123,6 +127,10 @@ void AddCommands(CLI::App& app, Commands* all) {
   all->down->add_option("--timeout", all->down_timeout_s, "seconds until processes are killed")
       ->check(CLI::Range(0, 3600))
       ->capture_default_str();
+  all->doctor = app.add_subcommand(
+      "doctor", "What of this host would keep a cluster from starting or from working well");
+  all->doctor->add_option("--config", all->doctor_options.config,
+                          "cluster file, as for `up`; without it: a store with defaults");
   all->status = app.add_subcommand("status", "Nodes, requests and the latest events");
   all->nodes = app.add_subcommand("nodes", "Stores and workers, dead ones included");
   all->tier = app.add_subcommand("tier", "What lies in the stores, per node and in sum");
@@ -152,6 +160,7 @@ int Dispatch(Commands& all) {
     all.down_options.grace = absl::Seconds(all.down_timeout_s);
     return RunDown(cli, all.down_options);
   }
+  if (*all.doctor) return RunDoctor(cli, all.doctor_options);
   if (*all.status) return RunStatus(cli);
   if (*all.nodes) return RunNodes(cli);
   if (*all.tier) return RunTier(cli);

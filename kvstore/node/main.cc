@@ -1,6 +1,7 @@
 // kvtide-store: a store node of the tier. Keeps blocks of KV in host memory, serves control calls
-// by gRPC and bytes by UCX and shared memory. Exit codes: 0 stopped by SIGTERM or SIGINT; 1 could
-// not start; 2 bad command line.
+// by gRPC and bytes by UCX and shared memory. With --probe it says what of this host would keep it from
+// that, and ends. Exit codes: 0 stopped by SIGTERM or SIGINT, nothing failed; 1 could not start, a check
+// failed; 2 bad command line.
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -29,6 +30,7 @@
 #include "kvstore/client/membership_agent.h"
 #include "kvstore/client/node_options.h"
 #include "kvstore/node/arena_populate.h"
+#include "kvstore/node/host_probe.h"
 #include "kvstore/node/store_metrics.h"
 #include "kvstore/node/store_node.h"
 #include "kvstore/node/store_options.h"
@@ -58,6 +60,34 @@ absl::StatusOr<Options> ReadOptions(const std::string& path) {
   options.store = ReadStoreOptions(file.Table("store"));
   KVT_RETURN_IF_ERROR(file.Finish());
   return options;
+}
+
+HostProbeOptions ProbeOptionsOf(const Options& options) {
+  HostProbeOptions probe;
+  probe.arena_bytes = options.store.arena_bytes;
+  probe.ucx = options.store.ucx;
+  probe.net_devices = options.store.ucx_net_devices;
+  probe.tls = options.store.ucx_tls;
+  probe.listens = {{"listen", options.node.listen},
+                   {"metrics_listen", options.node.metrics_listen},
+                   {"ucx_listen", options.store.ucx ? options.store.ucx_listen : ""}};
+  return probe;
+}
+
+// Prints what the host offers to a store of that configuration (none: the defaults).
+int ProbeMain(const std::string& config, bool json) {
+  std::vector<ProbeLine> lines;
+  const absl::StatusOr<Options> options = config.empty() ? Options{} : ReadOptions(config);
+  if (options.ok()) {
+    HostProbeOptions probe = ProbeOptionsOf(*options);
+    probe.measure_disk = true;
+    lines = ProbeHost(probe);
+  } else {
+    lines.push_back({"configuration", ProbeState::kFail, std::string(options.status().message()),
+                     "correct the file (docs/CONFIG.md)"});
+  }
+  std::fputs((json ? ProbeJson(lines) : ProbeText(lines)).c_str(), stdout);
+  return ProbeStatus(lines).ok() ? 0 : 1;
 }
 
 // The host that others use for an address that this process listens on.
@@ -245,6 +275,14 @@ absl::StatusOr<DataPlane> MakeReady(const Options& options, Arena& arena, StoreN
 
 absl::Status Run(const Options& options, const sigset_t& stop_signals) {
   KVT_ASSIGN_OR_RETURN(const HostPort listen, ParseHostPort(options.node.listen));
+  // Before anything is made.
+  const std::vector<ProbeLine> host = ProbeHost(ProbeOptionsOf(options));
+  KVT_RETURN_IF_ERROR(ProbeStatus(host));
+  for (const ProbeLine& line : host) {
+    if (line.state == ProbeState::kWarn) {
+      KVT_LOG(kInfo, line.check, ": ", line.found, "; ", line.remedy);
+    }
+  }
   StoreNodeConfig config;
   config.name = options.node.name;
   config.epoch = BootEpoch(static_cast<uint64_t>(absl::ToUnixMillis(absl::Now())));
@@ -318,13 +356,25 @@ absl::Status Main(const std::string& config, const sigset_t& stop_signals) {
 int main(int argc, char** argv) {
   CLI::App app{"kvtide-store: a store node of a kvtide cluster"};
   std::string config;
-  app.add_option("--config", config, "TOML file ([node], [store]; see docs/CONFIG.md)")->required();
-  app.footer("Exit codes: 0 stopped by SIGTERM or SIGINT, 1 could not start, 2 bad command line.");
+  bool probe = false;
+  std::string output = "table";
+  CLI::Option* const config_option =
+      app.add_option("--config", config, "TOML file ([node], [store]; see docs/CONFIG.md)");
+  app.add_flag("--probe", probe, "say what this host offers to such a store, and end");
+  app.add_option("--output,-o", output, "with --probe: table (for people) or json")
+      ->check(CLI::IsMember({"table", "json"}));
+  app.footer(
+      "Exit codes: 0 stopped by SIGTERM or SIGINT, or nothing failed (--probe); 1 could not start, or a "
+      "check failed; 2 bad command line.");
   try {
     app.parse(argc, argv);
+    if (!probe && config_option->count() == 0) throw CLI::RequiredError("--config");
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
+  // A file beyond its limit is an error to report, not the end.
+  signal(SIGXFSZ, SIG_IGN);
+  if (probe) return kvt::ProbeMain(config, output == "json");
   // Before any thread, so that every thread inherits the mask and only the main loop takes them.
   sigset_t stop_signals;
   sigemptyset(&stop_signals);

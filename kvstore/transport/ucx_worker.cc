@@ -12,15 +12,17 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
-#include "kvstore/transport/ucx_send_guard.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
+#include "kvstore/transport/ucx_devices.h"
+#include "kvstore/transport/ucx_send_guard.h"
 
 namespace kvt {
 namespace {
@@ -88,6 +90,15 @@ absl::Status UcxWorker::Init() {
     return true;
   }();
   KVT_CHECK(logs_redirected);
+  // UCX would only warn, and listen nowhere or elsewhere.
+  const char* const from_environment = std::getenv("UCX_NET_DEVICES");
+  const std::string net_devices = !options_.net_devices.empty() ? options_.net_devices
+                                  : from_environment != nullptr ? from_environment
+                                                                : "";
+  if (!net_devices.empty()) {
+    KVT_ASSIGN_OR_RETURN(const std::vector<UcxDevice> devices, ListUcxDevices());
+    KVT_RETURN_IF_ERROR(CheckNetDevices(devices, net_devices));
+  }
   ucp_config_t* config = nullptr;
   ucs_status_t status = ucp_config_read(nullptr, nullptr, &config);
   if (status != UCS_OK) return UcxError("ucx: reading the configuration", status);
