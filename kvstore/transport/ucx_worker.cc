@@ -46,6 +46,16 @@ ucs_log_func_rc_t LogOfUcx(const char*, unsigned, const char*, ucs_log_level_t l
   return UCS_LOG_FUNC_RC_STOP;
 }
 
+// UCX would only warn of a device that it does not know, and listen nowhere or elsewhere.
+absl::Status CheckDevices(const UcxOptions& options) {
+  const char* const environment = std::getenv("UCX_NET_DEVICES");
+  std::string names = options.net_devices;
+  if (names.empty() && environment != nullptr) names = environment;
+  if (names.empty()) return absl::OkStatus();
+  KVT_ASSIGN_OR_RETURN(const std::vector<UcxDevice> devices, ListUcxDevices());
+  return CheckNetDevices(devices, names);
+}
+
 absl::Status Modify(ucp_config_t* config, const char* key, const std::string& value) {
   const ucs_status_t status = ucp_config_modify(config, key, value.c_str());
   if (status == UCS_OK) return absl::OkStatus();
@@ -90,15 +100,7 @@ absl::Status UcxWorker::Init() {
     return true;
   }();
   KVT_CHECK(logs_redirected);
-  // UCX would only warn, and listen nowhere or elsewhere.
-  const char* const from_environment = std::getenv("UCX_NET_DEVICES");
-  const std::string net_devices = !options_.net_devices.empty() ? options_.net_devices
-                                  : from_environment != nullptr ? from_environment
-                                                                : "";
-  if (!net_devices.empty()) {
-    KVT_ASSIGN_OR_RETURN(const std::vector<UcxDevice> devices, ListUcxDevices());
-    KVT_RETURN_IF_ERROR(CheckNetDevices(devices, net_devices));
-  }
+  KVT_RETURN_IF_ERROR(CheckDevices(options_));
   ucp_config_t* config = nullptr;
   ucs_status_t status = ucp_config_read(nullptr, nullptr, &config);
   if (status != UCS_OK) return UcxError("ucx: reading the configuration", status);

@@ -90,7 +90,9 @@ class Filler {
     grant.epoch = TicketEpoch(1);
     grant.model_fingerprint = kFingerprint;
     grant.numerics_id = kNumerics;
-    ReserveRequest request{session_.session, signer_->Sign(grant), {}, 0};
+    ReserveRequest request;
+    request.session = session_.session;
+    request.ticket = signer_->Sign(grant);
     for (int i = 0; i < count; ++i) {
       BlockName name;
       name.parent = parent_;

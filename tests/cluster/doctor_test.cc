@@ -161,7 +161,7 @@ TEST_F(DoctorTest, F10_MissingUcxTransport_FailsNamingThoseThatExist) {
 
 TEST_F(DoctorTest, F10_ArenaBeyondMemory_FailsNamingBoth) {
   Configure("", "arena_bytes = \"16000GiB\"");
-  ExpectFailure("memory", "15.62 TiB of memory asked for", "arena_bytes");
+  ExpectFailure("memory", "16000.00 GiB of memory asked for", "arena_bytes");
 }
 
 TEST_F(DoctorTest, F10_PortTaken_FailsNamingIt) {

@@ -160,7 +160,7 @@ TEST(StoreDaemon, Sigterm_EndsWithZeroWithinFiveSecondsUnderAHeldSession) {
   ASSERT_TRUE(session.ok()) << session.status();
   EXPECT_FALSE(session->ucx_address.empty());
   EXPECT_FALSE(session->shm_socket.empty());
-  ASSERT_TRUE(api->Reserve({session->session, tickets.Make(1), TestNames(4, 1), 3}).ok());
+  ASSERT_TRUE(api->Reserve({session->session, tickets.Make(1), TestNames(4, 1), 3, {}}).ok());
   const auto stats = api->Stats();
   ASSERT_TRUE(stats.ok());
   EXPECT_EQ(stats->name, "store-t");

@@ -189,5 +189,23 @@ TEST_P(ManyPiecesTest, F11_HundredThousandScatteredPiecesAtOnce_BoundedAndCorrec
   EXPECT_EQ(resolver_->in_flight(), 0);
 }
 
+TEST(UcxTransport, F10_UnknownNetDevice_IsRefusedAtOnceNamingThoseThatExist) {
+  UcxOptions options;
+  options.net_devices = "lo,nope0";
+  const auto transport = MakeUcxTransport(options);
+  ASSERT_EQ(transport.status().code(), absl::StatusCode::kInvalidArgument) << transport.status();
+  EXPECT_NE(transport.status().message().find("'nope0'"), std::string::npos) << transport.status();
+  EXPECT_NE(transport.status().message().find("there are: "), std::string::npos);
+  auto resolver = MakeResolver(1);
+  UcxServerOptions server_options;
+  server_options.ucx = options;
+  const SharedMapping& arena = resolver->arena();
+  EXPECT_EQ(StartUcxServer(server_options, absl::MakeSpan(arena.mutable_data(), arena.size()),
+                           *resolver)
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace kvt
