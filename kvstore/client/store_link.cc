@@ -1,14 +1,12 @@
+// State, bursts and the breaker. What runs on the call pool: store_link_jobs.cc.
 #include "kvstore/client/store_link.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/log.h"
-#include "kvstore/client/host_id.h"
 
 namespace kvt {
 namespace {
@@ -25,12 +23,6 @@ bool IsUnreachable(const absl::Status& status) {
 
 std::pair<uint64_t, uint32_t> LiveKey(TicketRef ticket) {
   return {ticket.id.value(), ticket.epoch.value()};
-}
-
-// "ucx" + "host:port" -> "ucx:host:port", also when it stands there already.
-std::string WithScheme(absl::string_view scheme, const std::string& address) {
-  const std::string prefix = absl::StrCat(scheme, ":");
-  return absl::StartsWith(address, prefix) ? address : absl::StrCat(prefix, address);
 }
 
 }  // namespace
@@ -72,8 +64,9 @@ absl::Time StoreLink::Tick(absl::Time now) {
       last_failure_ =
           absl::UnavailableError(absl::StrCat("store ", name_, ": the data channel closed"));
     }
-    GoDown(now);
+    GoDownFromUp(now);
   }
+  if (state_ == State::kUp && IsSettled(now)) pause_ = config_.options.breaker_pause;
   const bool idle = jobs_ == 0;
   const bool needed = wanted_ || !live_.empty();
   if (idle && state_ == State::kDown && needed && now >= connect_at_) {
@@ -172,10 +165,11 @@ bool StoreLink::Forget(TicketRef ticket) {
 void StoreLink::Submit(LinkBurst burst) {
   std::shared_ptr<Channel> channel;
   uint64_t serial = 0;
+  PieceStatus why = PieceStatus::kNotAttempted;
   {
     MutexLock lock(mu_);
-    const bool usable = !closing_ && channel_ != nullptr && burst.incarnation == incarnation_ &&
-                        clock_.Now() <= lease_end_;
+    why = Verdict(burst.incarnation);
+    const bool usable = why == PieceStatus::kOk;
     if (usable && in_flight_ >= kLinkBurstsMax && pending_.size() < kLinkPendingMax) {
       pending_.push_back(std::move(burst));
       return;
@@ -187,14 +181,19 @@ void StoreLink::Submit(LinkBurst burst) {
     }
   }
   if (channel == nullptr) {
-    burst.fail();
+    burst.fail(why == PieceStatus::kOk ? PieceStatus::kNotAttempted : why);
     return;
   }
   const bool accepted = burst.submit(*channel, serial).ok();
   GiveBack(std::move(channel));
   if (accepted) return;
-  burst.fail();
+  burst.fail(PieceStatus::kNotAttempted);
   BurstEnded();
+}
+
+PieceStatus StoreLink::Verdict(uint64_t incarnation) const {
+  if (incarnation != incarnation_ || clock_.Now() > lease_end_) return PieceStatus::kExpired;
+  return closing_ || channel_ == nullptr ? PieceStatus::kNotAttempted : PieceStatus::kOk;
 }
 
 void StoreLink::BurstEnded() {
@@ -203,6 +202,7 @@ void StoreLink::BurstEnded() {
     LinkBurst burst;
     std::shared_ptr<Channel> channel;
     uint64_t serial = 0;
+    PieceStatus why = PieceStatus::kNotAttempted;
     {
       MutexLock lock(mu_);
       --in_flight_;
@@ -210,7 +210,8 @@ void StoreLink::BurstEnded() {
       burst = std::move(pending_.front());
       pending_.pop_front();
       ++in_flight_;
-      if (burst.incarnation == incarnation_ && !closing_) channel = channel_;
+      why = Verdict(burst.incarnation);
+      if (why == PieceStatus::kOk) channel = channel_;
       serial = channel_serial_;
     }
     bool accepted = false;
@@ -220,7 +221,7 @@ void StoreLink::BurstEnded() {
       GiveBack(std::move(channel));
     }
     if (accepted) return;
-    burst.fail();
+    burst.fail(why == PieceStatus::kOk ? PieceStatus::kNotAttempted : why);
   }
 }
 
@@ -258,6 +259,7 @@ StoreLinkFigures StoreLink::Figures() const {
   f.push_bursts = get(counters_.push_bursts);
   f.lost_pieces = get(counters_.lost_pieces);
   f.corrupt_pieces = get(counters_.corrupt_pieces);
+  f.expired_pieces = get(counters_.expired_pieces);
   MutexLock lock(mu_);
   f.state = IsUpLocked() ? "up" : state_ == State::kConnecting ? "connecting" : "down";
   f.transport = channel_ == nullptr ? "" : scheme_;
@@ -285,7 +287,7 @@ void StoreLink::Close() {
     ++incarnation_;
     state_ = State::kDown;
   }
-  for (LinkBurst& burst : failed) burst.fail();
+  for (LinkBurst& burst : failed) burst.fail(PieceStatus::kNotAttempted);
   CloseDropped();
   // Best effort: without it the store lets go when the lease ends.
   if (api != nullptr) api->CloseSession(session).IgnoreError();
@@ -299,227 +301,6 @@ void StoreLink::ReportCorrupt(TicketRef ticket, std::vector<uint64_t> records) {
   });
 }
 
-// ---- jobs ----
-
-void StoreLink::StartJob(void (StoreLink::*job)()) {
-  ++jobs_;
-  const bool queued = calls_.TryRun([this, job] {
-    (this->*job)();
-    MutexLock lock(mu_);
-    --jobs_;
-    changed_.NotifyAll();
-  });
-  if (queued) return;
-  --jobs_;
-  if (state_ == State::kConnecting) state_ = State::kDown;
-}
-
-void StoreLink::ConnectJob() {
-  CloseDropped();
-  const absl::Status status = Connect();
-  MutexLock lock(mu_);
-  if (status.ok()) {
-    if (told_down_) KVT_LOG(kInfo, "store ", name_, " is back over ", scheme_);
-    told_down_ = false;
-    state_ = State::kUp;
-    failures_in_row_ = 0;
-    pause_ = config_.options.breaker_pause;
-    changed_.NotifyAll();
-    return;
-  }
-  CountFailure(status);
-  if (!told_down_ && wanted_) {
-    KVT_LOG(kWarning, "store ", name_, " cannot be used: ", status.message(),
-            "; its blocks count as absent until it answers");
-    told_down_ = true;
-  }
-  GoDown(clock_.Now() + pause_);
-  pause_ = std::min(pause_ * 2, config_.options.breaker_pause_max);
-}
-
-absl::Status StoreLink::Connect() {
-  std::shared_ptr<StoreApi> api;
-  bool has_session = false;
-  std::string address;
-  {
-    MutexLock lock(mu_);
-    if (closing_) return absl::CancelledError("closing");
-    api = api_;
-    has_session = has_session_;
-    address = store_.control_address;
-  }
-  if (api == nullptr) {
-    api = config_.connect_store(address);
-    MutexLock lock(mu_);
-    api_ = api;
-  }
-  if (has_session) {
-    const absl::Status renewed = Renew(*api);
-    has_session = renewed.ok();
-    if (!renewed.ok() && !absl::IsNotFound(renewed)) return renewed;
-  }
-  if (!has_session) KVT_RETURN_IF_ERROR(OpenSession(*api));
-  OpenSessionReply session;
-  {
-    MutexLock lock(mu_);
-    if (!has_session_) return last_failure_;
-    if (channel_ != nullptr && channel_->IsOpen()) return absl::OkStatus();
-    DropChannel();
-    session = session_;
-  }
-  CloseDropped();
-  absl::StatusOr<Attach> attach = OpenChannel(session);
-  if (!attach.ok()) {
-    // The session may be gone at the store: the next attempt opens a new one.
-    MutexLock lock(mu_);
-    if (absl::IsPermissionDenied(attach.status())) LoseSession("it refused the data channel");
-    return attach.status();
-  }
-  MutexLock lock(mu_);
-  if (!has_session_ || session_.session != session.session) {
-    dropped_.push_back(std::move(attach->channel));  // the session was lost on the way
-    return last_failure_;
-  }
-  channel_ = std::move(attach->channel);
-  scheme_ = attach->scheme;
-  ++channel_serial_;
-  return absl::OkStatus();
-}
-
-absl::Status StoreLink::OpenSession(StoreApi& api) {
-  OpenSessionRequest request;
-  request.worker = config_.worker;
-  request.worker_epoch = config_.worker_epoch;
-  request.geometry = config_.model.geometry;
-  request.model_fingerprint = config_.model.fingerprint;
-  request.numerics_id = config_.model.numerics_id;
-  const absl::Time asked = clock_.Now();
-  absl::StatusOr<OpenSessionReply> reply = api.OpenSession(request);
-  if (!reply.ok()) return reply.status();
-  if (reply->secret.size() != std::tuple_size_v<SessionSecret>) {
-    return absl::InternalError(absl::StrCat("store ", name_, ": a session secret of ",
-                                            reply->secret.size(), " bytes"));
-  }
-  MutexLock lock(mu_);
-  session_ = *std::move(reply);
-  has_session_ = true;
-  live_.clear();  // tickets of the old session have nothing in this one
-  lease_end_ = asked + session_.lease;
-  renew_at_ = asked + session_.lease / 3;
-  ++sessions_opened_;
-  return absl::OkStatus();
-}
-
-void StoreLink::DisconnectJob() {
-  std::shared_ptr<StoreApi> api;
-  SessionId session;
-  {
-    MutexLock lock(mu_);
-    if (wanted_ || !live_.empty() || !has_session_) return;
-    api = api_;
-    session = session_.session;
-    LoseSession("no view names it and no ticket lives there");
-  }
-  CloseDropped();
-  if (api != nullptr) api->CloseSession(session).IgnoreError();
-}
-
-void StoreLink::RenewJob() {
-  std::shared_ptr<StoreApi> api;
-  {
-    MutexLock lock(mu_);
-    if (closing_ || !has_session_) return;
-    api = api_;
-  }
-  if (api == nullptr) return;
-  const absl::Status status = Renew(*api);
-  if (status.ok() || absl::IsNotFound(status)) return;
-  MutexLock lock(mu_);
-  CountFailure(status);
-}
-
-// Renews the session and handles its loss; other failures are the caller's.
-absl::Status StoreLink::Renew(StoreApi& api) {
-  RenewRequest request;
-  absl::Time asked;
-  {
-    MutexLock lock(mu_);
-    request.session = session_.session;
-    for (const auto& [id, epoch] : live_) {
-      request.live.push_back(TicketRef{TicketId(id), TicketEpoch(epoch)});
-    }
-    renewing_ = true;
-    asked = clock_.Now();
-  }
-  const absl::StatusOr<RenewReply> reply = api.Renew(request);
-  MutexLock lock(mu_);
-  renewing_ = false;
-  changed_.NotifyAll();
-  if (reply.ok()) {
-    lease_end_ = std::max(lease_end_, asked + reply->lease);
-    renew_at_ = asked + reply->lease / 3;
-    failures_in_row_ = 0;
-  } else if (absl::IsNotFound(reply.status())) {
-    LoseSession("it no longer knows this session");
-  } else {
-    renew_at_ = clock_.Now() + std::max(session_.lease / 20, absl::Milliseconds(50));
-  }
-  return reply.status();
-}
-
-absl::StatusOr<StoreLink::Attach> StoreLink::OpenChannel(const OpenSessionReply& reply) {
-  SessionToken token;
-  token.session = reply.session;
-  std::memcpy(token.secret.data(), reply.secret.data(), token.secret.size());
-  token.geometry = config_.model.geometry;
-  if (absl::StartsWith(reply.ucx_address, "loopback:")) {
-    return Attempt("loopback", reply.ucx_address, token);
-  }
-  const TierTransport wish = config_.options.transport;
-  const std::string host = LocalHostId();
-  const bool same_host = !host.empty() && host == reply.host_id;
-  absl::Status failure = absl::FailedPreconditionError(absl::StrCat(
-      "store ", name_, " and this worker have no data plane in common: transport = ",
-      wish == TierTransport::kAuto ? "auto" : wish == TierTransport::kUcx ? "ucx" : "shm",
-      "; the store serves ", reply.ucx_address.empty() ? "no UCX" : "UCX", " and ",
-      reply.shm_socket.empty() ? "no shared memory" : "shared memory",
-      same_host ? " on this host" : " on another host"));
-  if (wish != TierTransport::kUcx && same_host && !reply.shm_socket.empty() &&
-      FindTransport("shm") != nullptr) {
-    absl::StatusOr<Attach> shm = Attempt("shm", WithScheme("shm", reply.shm_socket), token);
-    if (shm.ok() || wish == TierTransport::kShm) return shm;
-    failure = shm.status();
-  }
-  if (wish != TierTransport::kShm && !reply.ucx_address.empty() &&
-      FindTransport("ucx") != nullptr) {
-    return Attempt("ucx", WithScheme("ucx", reply.ucx_address), token);
-  }
-  return failure;
-}
-
-absl::StatusOr<StoreLink::Attach> StoreLink::Attempt(absl::string_view scheme,
-                                                     const std::string& address,
-                                                     const SessionToken& token) {
-  Transport* transport = FindTransport(scheme);
-  if (transport == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("store ", name_, ": this worker has no ", scheme, " transport"));
-  }
-  const absl::Time deadline = RealClock::Get().Now() + config_.options.connect_timeout;
-  auto channel = transport->Connect(address, token, deadline);
-  if (!channel.ok()) return channel.status();
-  return Attach{*std::move(channel), std::string(scheme)};
-}
-
-Transport* StoreLink::FindTransport(absl::string_view scheme) const {
-  for (Transport* transport : config_.transports) {
-    if (transport->Scheme() == scheme) return transport;
-  }
-  return nullptr;
-}
-
-// ---- state ----
-
 void StoreLink::LoseSession(absl::string_view why) {
   if (!has_session_) return;
   last_failure_ =
@@ -530,7 +311,7 @@ void StoreLink::LoseSession(absl::string_view why) {
   live_.clear();
   DropChannel();
   // A connect job that is under way decides itself what comes next.
-  if (state_ == State::kUp) GoDown(clock_.Now());
+  if (state_ == State::kUp) GoDownFromUp(clock_.Now());
 }
 
 void StoreLink::CountFailure(const absl::Status& status) {
@@ -545,8 +326,21 @@ void StoreLink::CountFailure(const absl::Status& status) {
             "; its blocks count as absent until it does");
     told_down_ = true;
   }
-  GoDown(clock_.Now() + pause_);
+  GoDown(clock_.Now() + TakePause());
+}
+
+bool StoreLink::IsSettled(absl::Time now) const {
+  return now - up_since_ >= config_.options.breaker_pause_max;
+}
+
+absl::Duration StoreLink::TakePause() {
+  const absl::Duration pause = pause_;
   pause_ = std::min(pause_ * 2, config_.options.breaker_pause_max);
+  return pause;
+}
+
+void StoreLink::GoDownFromUp(absl::Time now) {
+  GoDown(IsSettled(now) ? now : now + TakePause());
 }
 
 void StoreLink::GoDown(absl::Time connect_at) {
@@ -570,15 +364,17 @@ std::vector<LinkBurst> StoreLink::TakePending() {
 void StoreLink::CloseDropped() {
   std::vector<std::shared_ptr<Channel>> dropped;
   std::vector<LinkBurst> failed;
+  PieceStatus why = PieceStatus::kNotAttempted;
   {
     MutexLock lock(mu_);
     dropped = std::move(dropped_);
     dropped_.clear();
     // What waited for a channel that is gone; its blocks count as lost.
     if (channel_ == nullptr) failed = TakePending();
+    if (!failed.empty()) why = Verdict(failed.front().incarnation);
   }
   for (const auto& channel : dropped) channel->Close();
-  for (LinkBurst& burst : failed) burst.fail();
+  for (LinkBurst& burst : failed) burst.fail(why);
 }
 
 }  // namespace kvt

@@ -6,6 +6,9 @@
 //     ^  breaker pause          |                                       |
 //     +-------------------------+----- failures, session or lease lost -+
 //
+// The pause doubles with every failure and is short again only when the link has been up for
+// breaker_pause_max: a store that comes and goes is asked ever more rarely.
+//
 // 1. An incarnation is one session. It changes when the session is lost (NotFound, the store's boot
 //    epoch changed, the lease ran out), never when only the channel was reopened: pins survive that.
 // 2. A ticket is in the live list before its first call is sent, and no renewal that does not list
@@ -52,12 +55,13 @@ struct LinkSession {
 };
 
 // A burst on its way into a channel. Exactly one of the two ends it: `submit` was called and returned
-// OK (its completion then calls StoreLink::BurstEnded), or `fail` was called.
+// OK (its completion then calls StoreLink::BurstEnded), or `fail` was called, with the verdict of
+// every piece: kExpired (the session that pinned them has ended) or kNotAttempted.
 struct LinkBurst {
   uint64_t incarnation = 0;
   absl::Time deadline;  // RealClock
   std::function<absl::Status(Channel&, uint64_t channel_serial)> submit;
-  std::function<void()> fail;
+  std::function<void(PieceStatus why)> fail;
 };
 
 class StoreLink {
@@ -66,7 +70,7 @@ class StoreLink {
   struct Counters {
     std::atomic<uint64_t> lookups{0}, lookup_blocks{0}, hit_blocks{0}, reserved_blocks{0},
         refused{0}, pulled_bytes{0}, pushed_bytes{0}, pull_bursts{0}, push_bursts{0},
-        lost_pieces{0}, corrupt_pieces{0};
+        lost_pieces{0}, corrupt_pieces{0}, expired_pieces{0};
   };
 
   // `config` and the others outlive the link.
@@ -140,6 +144,12 @@ class StoreLink {
   void LoseSession(absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CountFailure(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void GoDown(absl::Time connect_at) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // After a loss that no failed call explains: at once when the link was well, else after the pause.
+  void GoDownFromUp(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  [[nodiscard]] bool IsSettled(absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Duration TakePause() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Why a burst of that incarnation may not start, or kOk.
+  [[nodiscard]] PieceStatus Verdict(uint64_t incarnation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Moves the channel to those that a job closes.
   void DropChannel() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends a use of a channel outside the lock: this may be a transport thread, which must not drop the
@@ -182,6 +192,7 @@ class StoreLink {
   absl::flat_hash_map<std::pair<uint64_t, uint32_t>, int> calling_ ABSL_GUARDED_BY(mu_);  // by ticket
   int failures_in_row_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Duration pause_ ABSL_GUARDED_BY(mu_);
+  absl::Time up_since_ ABSL_GUARDED_BY(mu_);
   absl::Time connect_at_ ABSL_GUARDED_BY(mu_);
   absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
   uint64_t sessions_opened_ ABSL_GUARDED_BY(mu_) = 0;

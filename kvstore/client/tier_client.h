@@ -48,6 +48,7 @@ struct TierClientConfig {
   std::vector<Transport*> transports;
   // Default: the gRPC stub (kvstore/wire/wire_rpc.h) with options.control_timeout.
   StoreConnector connect_store;
+  WireVersionRange versions{};  // what this worker claims to speak; for tests
 };
 
 class TierClient {

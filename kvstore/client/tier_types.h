@@ -113,6 +113,9 @@ struct PushBlock {
 struct TransferResult {
   int blocks_ok = 0;
   int blocks_lost = 0;
+  // Of what was lost: block planes whose pins or reservations had ended with their session (a lease
+  // that ran out, a store that restarted), by the store's word or by this worker's own clock.
+  uint64_t pieces_expired = 0;
   uint64_t bytes = 0;   // that arrived
   uint32_t bursts = 0;  // messages of the transport's contract: one per store unless split
 };
@@ -168,6 +171,7 @@ struct StoreLinkFigures {
   uint64_t push_bursts = 0;
   uint64_t lost_pieces = 0;
   uint64_t corrupt_pieces = 0;  // checksum differed
+  uint64_t expired_pieces = 0;  // their session had ended
   uint64_t live_tickets = 0;
 };
 

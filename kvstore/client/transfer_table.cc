@@ -224,7 +224,7 @@ TransferId TransferTable::Start(Transfer& transfer) {
     burst.submit = [part](Channel& channel, uint64_t serial) {
       return SubmitPart(*part, channel, serial);
     };
-    burst.fail = [part] { FailPart(*part); };
+    burst.fail = [part](PieceStatus why) { FailPart(*part, why); };
     part->link->Submit(std::move(burst));
   }
   CloseEnds(transfer, 1);
@@ -263,8 +263,8 @@ void TransferTable::EndPart(Part& part, const BurstResult& result) {
   link->BurstEnded();
 }
 
-void TransferTable::FailPart(Part& part) {
-  std::fill(part.statuses.begin(), part.statuses.end(), PieceStatus::kNotAttempted);
+void TransferTable::FailPart(Part& part, PieceStatus why) {
+  std::fill(part.statuses.begin(), part.statuses.end(), why);
   part.transfer->table->CloseEnds(*part.transfer, 2);
 }
 
@@ -292,13 +292,17 @@ void TransferTable::Finish(Transfer& transfer) {
     const Part& part = *transfer.parts[p];
     uint64_t lost = 0;
     uint64_t corrupt = 0;
+    uint64_t expired = 0;
     for (size_t i = 0; i < part.statuses.size(); ++i) {
       if (part.statuses[i] == PieceStatus::kOk) continue;
       transfer.outcomes[part.block_of[i]] = TransferOutcome::kLost;
       ++lost;
       corrupt += part.statuses[i] == PieceStatus::kCorrupt;
+      expired += part.statuses[i] == PieceStatus::kExpired;
     }
     if (lost > 0) part.link->counters().lost_pieces += lost;
+    if (expired > 0) part.link->counters().expired_pieces += expired;
+    result.pieces_expired += expired;
     if (corrupt > 0) {
       part.link->counters().corrupt_pieces += corrupt;
       ReportCorrupt(part);

@@ -83,7 +83,7 @@ class TransferTable {
   TransferId Start(Transfer& transfer);
   static absl::Status SubmitPart(Part& part, Channel& channel, uint64_t serial);
   static void EndPart(Part& part, const BurstResult& result);
-  static void FailPart(Part& part);
+  static void FailPart(Part& part, PieceStatus why);
   void CloseEnds(Transfer& transfer, int ends);
   static void ReportCorrupt(const Part& part);
   void Finish(Transfer& transfer);

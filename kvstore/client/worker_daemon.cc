@@ -47,8 +47,9 @@ absl::Status WorkerDaemon::Build() {
   KVT_ASSIGN_OR_RETURN(cluster_secret_, ReadClusterSecret(options_.tier.cluster_secret_file));
   coordinator_ = ConnectCoordinator(options_.node.coordinator, kCoordinatorTimeout);
   if (options_.tier.transport != TierTransport::kUcx) {
-    transports_.push_back(
-        MakeShmTransport({.gather_threads = options_.tier.shm_gather_threads}));
+    ShmOptions shm;
+    shm.gather_threads = options_.tier.shm_gather_threads;
+    transports_.push_back(MakeShmTransport(shm));
   }
   if (options_.tier.transport != TierTransport::kShm) {
     UcxOptions ucx;

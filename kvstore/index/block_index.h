@@ -88,8 +88,8 @@ struct SealedBlock {
 };
 
 // Why a transfer may or may not touch a range.
-// kOnDisk: the record exists, but not in memory.
-enum class Access : uint8_t { kOk, kLost, kRefused, kInvalid, kOnDisk };
+// kOnDisk: the record exists, but not in memory. kExpired: the session has ended.
+enum class Access : uint8_t { kOk, kLost, kRefused, kInvalid, kOnDisk, kExpired };
 
 // A byte range of one record, as the data plane names it.
 struct RecordRange {
@@ -160,7 +160,8 @@ class BlockIndex {
   absl::Status Release(absl::Time now, SessionId session, LiveTicket ticket);
 
   // A transfer that reads: takes an in-flight count when kOk, and says where the range lies.
-  // kRefused: no pin of that ticket and epoch in the session. kLost: gone, or not sealed.
+  // kRefused: no pin of that ticket and epoch in the session. kExpired: the session has ended. kLost:
+  // gone, or not sealed.
   Access BeginRead(SessionId session, const RecordRange& range, uint64_t* arena_offset);
   // Exactly once for each kOk.
   void EndRead(uint64_t record_handle);
@@ -200,6 +201,8 @@ class BlockIndex {
   // The sealed block of that name, or kNoBlock; counts a mismatch.
   uint32_t FindSealed(const BlockName& name, const Holder& holder, const TicketEntry& ticket);
 
+  // Of a transfer whose ticket holds nothing in the session.
+  [[nodiscard]] Access WhyNotHeld(SessionId session);
   // False when the holder has the pin already.
   bool Pin(Holder& holder, uint32_t number);
   void Unpin(Holder& holder, uint32_t number);

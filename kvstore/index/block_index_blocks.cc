@@ -177,9 +177,13 @@ void BlockIndex::SealBlock(uint32_t number) {
   Pin(*holder, number);
 }
 
+Access BlockIndex::WhyNotHeld(SessionId session) {
+  return sessions_.Find(session) == nullptr ? Access::kExpired : Access::kRefused;
+}
+
 Access BlockIndex::BeginRead(SessionId session, const RecordRange& range, uint64_t* arena_offset) {
   const Holder* const holder = tickets_.FindHolder(session, range.ticket, range.epoch);
-  if (holder == nullptr) return Access::kRefused;
+  if (holder == nullptr) return WhyNotHeld(session);
   const uint32_t number = BlockOfRecord(range.record_handle);
   const Plane plane = PlaneOfRecord(range.record_handle);
   const auto p = static_cast<size_t>(plane);
@@ -210,7 +214,7 @@ void BlockIndex::EndRead(uint64_t record_handle) {
 
 Access BlockIndex::BeginWrite(SessionId session, const RecordRange& range, uint64_t* arena_offset) {
   const Holder* const holder = tickets_.FindHolder(session, range.ticket, range.epoch);
-  if (holder == nullptr) return Access::kRefused;
+  if (holder == nullptr) return WhyNotHeld(session);
   const uint32_t number = BlockOfRecord(range.record_handle);
   const auto p = static_cast<size_t>(PlaneOfRecord(range.record_handle));
   Block* const block = table_.Find(number, GenerationOfHandle(range.record_handle));

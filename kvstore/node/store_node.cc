@@ -167,12 +167,12 @@ absl::StatusOr<OpenSessionReply> StoreNode::OpenSession(const OpenSessionRequest
     return absl::UnavailableError(absl::StrCat("store ", config_.name, " is starting: ", percent,
                                                " % of its memory is ready; try again"));
   }
-  const std::optional<uint32_t> version = CommonWireVersion(request.versions, WireVersionRange());
+  const std::optional<uint32_t> version = CommonWireVersion(request.versions, config_.versions);
   if (!version.has_value()) {
     return absl::FailedPreconditionError(
         absl::StrCat("wire versions: ", request.worker, " speaks ", request.versions.min, " to ",
-                     request.versions.max, ", store ", config_.name, " ", kWireVersionMin, " to ",
-                     kWireVersion));
+                     request.versions.max, ", store ", config_.name, " ", config_.versions.min,
+                     " to ", config_.versions.max, "; update the older one"));
   }
   OpenSessionReply reply;
   reply.session = NewSessionId();

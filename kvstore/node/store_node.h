@@ -40,6 +40,7 @@ struct StoreNodeConfig {
   absl::Duration lease = absl::Seconds(10);
   uint64_t slab_bytes = 0;  // divides the arena
   uint32_t blocks_max = 0;  // the arena's record table has twice as many entries
+  WireVersionRange versions{};  // for tests
 };
 
 // Where workers reach the data plane; empty: not served.

@@ -25,6 +25,8 @@ PieceStatus StatusOf(Access access) {
       return PieceStatus::kInvalid;
     case Access::kOnDisk:
       return PieceStatus::kOnDisk;
+    case Access::kExpired:
+      return PieceStatus::kExpired;
   }
   KVT_CHECK(false, "access ", static_cast<int>(access));
 }

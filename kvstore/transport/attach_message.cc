@@ -14,11 +14,11 @@ constexpr uint32_t kAttachMagic = 0x7476746b;  // "kvtt"
 }  // namespace
 
 AttachHello MakeAttachHello(const SessionToken& token, const TransportSettings& settings,
-                            uint64_t channel) {
+                            uint64_t channel, TransportVersions versions) {
   AttachHello hello;
   hello.magic = kAttachMagic;
-  hello.version_min = kTransportWireVersionMin;
-  hello.version_max = kTransportWireVersion;
+  hello.version_min = versions.min;
+  hello.version_max = versions.max;
   hello.session = token.session.value();
   std::copy(token.secret.begin(), token.secret.end(), hello.secret);
   hello.layers = static_cast<uint32_t>(token.geometry.layers);
@@ -32,8 +32,9 @@ AttachHello MakeAttachHello(const SessionToken& token, const TransportSettings& 
   return hello;
 }
 
-absl::StatusOr<SessionToken> CheckAttachHello(absl::Span<const std::byte> bytes,
-                                              const TransportSettings& settings) {
+absl::StatusOr<CheckedHello> CheckAttachHello(absl::Span<const std::byte> bytes,
+                                              const TransportSettings& settings,
+                                              TransportVersions versions) {
   AttachHello hello;
   if (bytes.size() != sizeof(hello)) {
     return absl::InvalidArgumentError(
@@ -43,11 +44,11 @@ absl::StatusOr<SessionToken> CheckAttachHello(absl::Span<const std::byte> bytes,
   if (hello.magic != kAttachMagic || hello.reserved != 0) {
     return absl::InvalidArgumentError("attach: not a kvtide hello");
   }
-  if (hello.version_min > kTransportWireVersion || hello.version_max < kTransportWireVersionMin ||
+  if (hello.version_min > versions.max || hello.version_max < versions.min ||
       hello.version_min > hello.version_max) {
     return absl::FailedPreconditionError(absl::StrCat(
         "attach: client speaks wire versions ", hello.version_min, " to ", hello.version_max,
-        ", this store ", kTransportWireVersionMin, " to ", kTransportWireVersion));
+        ", this store ", versions.min, " to ", versions.max, "; update the older one"));
   }
   const TransportSettings theirs{hello.receive_segment_bytes, hello.io_vector_max};
   if (theirs != settings) {
@@ -59,7 +60,9 @@ absl::StatusOr<SessionToken> CheckAttachHello(absl::Span<const std::byte> bytes,
   if (hello.layers > 256 || hello.kv_heads > 128 || hello.head_dim > 256 || hello.layout > 255) {
     return absl::InvalidArgumentError("attach: geometry out of range");
   }
-  SessionToken token;
+  CheckedHello checked;
+  checked.version = std::min(hello.version_max, versions.max);
+  SessionToken& token = checked.token;
   token.session = SessionId(hello.session);
   std::copy(std::begin(hello.secret), std::end(hello.secret), token.secret.begin());
   token.geometry.layers = static_cast<int>(hello.layers);
@@ -74,10 +77,11 @@ absl::StatusOr<SessionToken> CheckAttachHello(absl::Span<const std::byte> bytes,
                      token.geometry.ToString(), ", this store ",
                      absl::Hex(token.geometry.Fingerprint(), absl::kZeroPad16)));
   }
-  return token;
+  return checked;
 }
 
-AttachReply MakeAttachReply(const absl::Status& status, uint64_t connection, uint64_t arena_bytes) {
+AttachReply MakeAttachReply(const absl::Status& status, uint16_t version, uint64_t connection,
+                            uint64_t arena_bytes) {
   AttachReply reply;
   reply.magic = kAttachMagic;
   reply.code = static_cast<uint16_t>(status.code());
@@ -86,13 +90,14 @@ AttachReply MakeAttachReply(const absl::Status& status, uint64_t connection, uin
     std::memcpy(reply.message, status.message().data(), size);
     return reply;
   }
-  reply.version = kTransportWireVersion;
+  reply.version = version;
   reply.connection = connection;
   reply.arena_bytes = arena_bytes;
   return reply;
 }
 
-absl::StatusOr<AttachReply> CheckAttachReply(absl::Span<const std::byte> bytes) {
+absl::StatusOr<AttachReply> CheckAttachReply(absl::Span<const std::byte> bytes,
+                                             TransportVersions versions) {
   AttachReply reply;
   if (bytes.size() != sizeof(reply)) {
     return absl::InternalError(
@@ -106,9 +111,10 @@ absl::StatusOr<AttachReply> CheckAttachReply(absl::Span<const std::byte> bytes) 
   if (reply.code != 0) {
     return absl::Status(static_cast<absl::StatusCode>(reply.code), reply.message);
   }
-  if (reply.version < kTransportWireVersionMin || reply.version > kTransportWireVersion) {
+  if (reply.version < versions.min || reply.version > versions.max) {
     return absl::FailedPreconditionError(
-        absl::StrCat("attach: the store chose wire version ", reply.version));
+        absl::StrCat("attach: the store chose wire version ", reply.version, ", this worker speaks ",
+                     versions.min, " to ", versions.max));
   }
   return reply;
 }

@@ -49,17 +49,26 @@ struct AttachReply {
 static_assert(sizeof(AttachReply) == 256 && std::is_trivially_copyable_v<AttachReply>);
 
 AttachHello MakeAttachHello(const SessionToken& token, const TransportSettings& settings,
-                            uint64_t channel);
+                            uint64_t channel, TransportVersions versions = {});
 
-// The token in a hello. InvalidArgument (size, magic, reserved bits, geometry out of range);
+struct CheckedHello {
+  SessionToken token;
+  uint16_t version = 0;  // the highest that both speak: what the connection speaks from now on
+};
+
+// What a hello says. InvalidArgument (size, magic, reserved bits, geometry out of range);
 // FailedPrecondition (no common version, other settings, fingerprint that does not belong to the
 // geometry: both sides named).
-absl::StatusOr<SessionToken> CheckAttachHello(absl::Span<const std::byte> bytes,
-                                              const TransportSettings& settings);
+absl::StatusOr<CheckedHello> CheckAttachHello(absl::Span<const std::byte> bytes,
+                                              const TransportSettings& settings,
+                                              TransportVersions versions = {});
 
-// `status` as the answer to a hello.
-AttachReply MakeAttachReply(const absl::Status& status, uint64_t connection, uint64_t arena_bytes);
-// The reply if it accepts; else its status. Internal when malformed.
-absl::StatusOr<AttachReply> CheckAttachReply(absl::Span<const std::byte> bytes);
+// `status` as the answer to a hello; `version` as CheckAttachHello chose.
+AttachReply MakeAttachReply(const absl::Status& status, uint16_t version, uint64_t connection,
+                            uint64_t arena_bytes);
+// The reply if it accepts; else its status. Internal when malformed, FailedPrecondition when it
+// chose a version outside `versions`.
+absl::StatusOr<AttachReply> CheckAttachReply(absl::Span<const std::byte> bytes,
+                                             TransportVersions versions = {});
 
 }  // namespace kvt

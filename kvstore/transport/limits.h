@@ -10,9 +10,15 @@
 namespace kvt {
 
 // Version of the attach handshake and of the messages behind it. A node speaks its own and the one
-// before; there is no version before the first.
-inline constexpr uint16_t kTransportWireVersion = 1;
+// before. 2 added the verdicts `on disk` and `expired` (piece.h).
+inline constexpr uint16_t kTransportWireVersion = 2;
 inline constexpr uint16_t kTransportWireVersionMin = 1;
+
+// What one end claims to speak. The default is the truth; tests play older and newer peers.
+struct TransportVersions {
+  uint16_t min = kTransportWireVersionMin;
+  uint16_t max = kTransportWireVersion;
+};
 
 // Alignment of offsets, lengths, sources and destinations: streaming stores need it.
 inline constexpr uint32_t kPieceAlignment = 64;

@@ -26,6 +26,8 @@ constexpr absl::string_view kPrefix = "loopback:";
 // What a server and its channels share. `mu` serialises all of the server's work, so that a run is
 // deterministic for one client; the resolver is called under it.
 struct Hub {
+  explicit Hub(TransportVersions spoken) : versions(spoken) {}
+  const TransportVersions versions;
   Mutex mu;
   CondVar changed;
   PieceResolver* resolver ABSL_GUARDED_BY(mu) = nullptr;  // null: stopped or killed
@@ -48,10 +50,11 @@ Registry& TheRegistry() {
 
 class LoopbackChannel final : public Channel {
  public:
-  LoopbackChannel(std::shared_ptr<Hub> hub, const SessionToken& token)
+  LoopbackChannel(std::shared_ptr<Hub> hub, const CheckedHello& hello)
       : hub_(std::move(hub)),
-        session_(token.session),
-        pool_(token.geometry),
+        session_(hello.token.session),
+        version_(hello.version),
+        pool_(hello.token.geometry),
         scratch_(kMessageBytesMax),
         meta_(kPushMetaBytesMax),
         thread_([this] { Run(); }) {}
@@ -172,7 +175,7 @@ class LoopbackChannel final : public Channel {
                               absl::MakeSpan(resolved, count));
     for (size_t i = 0; i < count; ++i) {
       const PullItem& item = burst.pulls[first + i];
-      PieceStatus status = resolved[i].status;
+      PieceStatus status = VerdictIn(version_, resolved[i].status);
       if (status == PieceStatus::kOk) {
         const std::byte* src = resolved[i].data;
         if (hub.corrupt_pieces > 0) {
@@ -207,7 +210,7 @@ class LoopbackChannel final : public Channel {
     }
     message_.WriteMeta(burst, slice, meta_.data());
     MessageStatuses statuses;
-    PushApplier applier(*hub.resolver, session_, slice);
+    PushApplier applier(*hub.resolver, session_, slice, version_);
     const absl::Status applied =
         applier.Apply(message_.count, message_.has_checksums,
                       absl::MakeConstSpan(meta_.data(), message_.MetaBytes(slice)),
@@ -219,6 +222,7 @@ class LoopbackChannel final : public Channel {
 
   const std::shared_ptr<Hub> hub_;
   const SessionId session_;
+  const uint16_t version_;
   BurstPool pool_;
   std::vector<BurstId> dropped_;
   std::vector<std::byte> scratch_, meta_, corrupt_;
@@ -228,6 +232,7 @@ class LoopbackChannel final : public Channel {
 
 class LoopbackTransport final : public Transport {
  public:
+  explicit LoopbackTransport(TransportVersions versions) : versions_(versions) {}
   absl::string_view Scheme() const override { return "loopback"; }
   absl::StatusOr<std::unique_ptr<Channel>> Connect(absl::string_view address,
                                                    const SessionToken& token,
@@ -241,12 +246,12 @@ class LoopbackTransport final : public Transport {
     if (hub == nullptr) {
       return absl::UnavailableError(absl::StrCat("loopback: no server at ", address));
     }
-    const AttachHello hello = MakeAttachHello(token, TransportSettings{}, 0);
+    const AttachHello hello = MakeAttachHello(token, TransportSettings{}, 0, versions_);
     KVT_ASSIGN_OR_RETURN(
-        const SessionToken checked,
+        const CheckedHello checked,
         CheckAttachHello(
             absl::MakeConstSpan(reinterpret_cast<const std::byte*>(&hello), sizeof(hello)),
-            TransportSettings{}));
+            TransportSettings{}, hub->versions));
     {
       MutexLock lock(hub->mu);
       while (hub->stalled && hub->resolver != nullptr) {
@@ -260,15 +265,18 @@ class LoopbackTransport final : public Transport {
       if (hub->resolver == nullptr) {
         return absl::UnavailableError(absl::StrCat("loopback: no server at ", address));
       }
-      const absl::Status attached = hub->resolver->Attach(checked);
+      const absl::Status attached = hub->resolver->Attach(checked.token);
       if (!attached.ok()) {
         ++hub->stats.attaches_refused;
         return attached;
       }
       ++hub->stats.connections;
     }
-    return std::make_unique<LoopbackChannel>(std::move(hub), token);
+    return std::make_unique<LoopbackChannel>(std::move(hub), checked);
   }
+
+ private:
+  const TransportVersions versions_;
 };
 
 class LoopbackServerImpl final : public LoopbackServer, public LoopbackFaults {
@@ -318,8 +326,9 @@ class LoopbackServerImpl final : public LoopbackServer, public LoopbackFaults {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LoopbackServer>> StartLoopbackServer(const std::string& name,
-                                                                    PieceResolver& resolver) {
-  auto hub = std::make_shared<Hub>();
+                                                                    PieceResolver& resolver,
+                                                                    TransportVersions versions) {
+  auto hub = std::make_shared<Hub>(versions);
   {
     MutexLock lock(hub->mu);
     hub->resolver = &resolver;
@@ -331,6 +340,8 @@ absl::StatusOr<std::unique_ptr<LoopbackServer>> StartLoopbackServer(const std::s
   return std::make_unique<LoopbackServerImpl>(name, std::move(hub));
 }
 
-std::unique_ptr<Transport> MakeLoopbackTransport() { return std::make_unique<LoopbackTransport>(); }
+std::unique_ptr<Transport> MakeLoopbackTransport(TransportVersions versions) {
+  return std::make_unique<LoopbackTransport>(versions);
+}
 
 }  // namespace kvt

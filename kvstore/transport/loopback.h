@@ -32,8 +32,8 @@ class LoopbackServer : public TransportServer {
 };
 
 // AlreadyExists when a server of that name runs in this process.
-absl::StatusOr<std::unique_ptr<LoopbackServer>> StartLoopbackServer(const std::string& name,
-                                                                    PieceResolver& resolver);
-std::unique_ptr<Transport> MakeLoopbackTransport();
+absl::StatusOr<std::unique_ptr<LoopbackServer>> StartLoopbackServer(
+    const std::string& name, PieceResolver& resolver, TransportVersions versions = {});
+std::unique_ptr<Transport> MakeLoopbackTransport(TransportVersions versions = {});
 
 }  // namespace kvt

@@ -2,6 +2,11 @@
 
 namespace kvt {
 
+PieceStatus VerdictIn(uint16_t wire_version, PieceStatus status) {
+  if (static_cast<int>(status) < PieceStatusesIn(wire_version)) return status;
+  return status == PieceStatus::kOnDisk ? PieceStatus::kLost : PieceStatus::kRefused;
+}
+
 absl::string_view PieceStatusName(PieceStatus status) {
   switch (status) {
     case PieceStatus::kOk:
@@ -18,6 +23,8 @@ absl::string_view PieceStatusName(PieceStatus status) {
       return "not attempted";
     case PieceStatus::kOnDisk:
       return "on disk";
+    case PieceStatus::kExpired:
+      return "lease expired";
   }
   return "?";
 }

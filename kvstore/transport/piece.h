@@ -42,9 +42,16 @@ enum class PieceStatus : uint8_t {
   kRefused = 3,       // no pin or reservation of this ticket and epoch in this session
   kInvalid = 4,       // range outside the record, misaligned, reserved bits set
   kNotAttempted = 5,  // the burst ended (deadline, cancel, close) before this piece was done
-  kOnDisk = 6,        // (pull) the record exists but not in memory: nothing was sent
+  // Since wire version 2:
+  kOnDisk = 6,   // (pull) the record exists but not in memory: nothing was sent
+  kExpired = 7,  // the session that pinned or reserved the record has ended (its lease is over)
 };
-inline constexpr int kPieceStatuses = 7;
+
+// Verdicts that a peer of the wire version knows: numbers below it.
+constexpr int PieceStatusesIn(uint16_t wire_version) { return wire_version >= 2 ? 8 : 6; }
+// The verdict as a peer of that version is told: one that it does not know becomes the nearest that
+// it does.
+PieceStatus VerdictIn(uint16_t wire_version, PieceStatus status);
 
 absl::string_view PieceStatusName(PieceStatus status);
 

@@ -133,6 +133,7 @@ absl::Status PushApplier::Apply(int count, bool has_checksums, absl::Span<const 
                        absl::MakeSpan(verdicts_.data(), pushed));
   for (size_t i = 0, j = 0; i < n; ++i) {
     if (resolved_[i].status == PieceStatus::kOk) statuses[i] = verdicts_[j++];
+    statuses[i] = VerdictIn(wire_version_, statuses[i]);
   }
   return absl::OkStatus();
 }

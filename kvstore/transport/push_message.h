@@ -56,8 +56,13 @@ struct PushMessage {
 // The store's side: applies messages to the arena. One per connection; its memory is its own.
 class PushApplier {
  public:
-  PushApplier(PieceResolver& resolver, SessionId session, uint32_t slice_bytes)
-      : resolver_(resolver), session_(session), slice_bytes_(slice_bytes) {}
+  // `wire_version`: the connection's; verdicts are those that it knows.
+  PushApplier(PieceResolver& resolver, SessionId session, uint32_t slice_bytes,
+              uint16_t wire_version)
+      : resolver_(resolver),
+        session_(session),
+        slice_bytes_(slice_bytes),
+        wire_version_(wire_version) {}
 
   // Resolves, copies and verifies, commits. InvalidArgument when malformed: nothing was written.
   // `meta` and `data` may be unaligned.
@@ -73,6 +78,7 @@ class PushApplier {
   PieceResolver& resolver_;
   const SessionId session_;
   const uint32_t slice_bytes_;
+  const uint16_t wire_version_;
   std::array<Piece, kMessagePiecesMax> pieces_;
   std::array<ResolvedPush, kMessagePiecesMax> resolved_;
   std::array<PushedPiece, kMessagePiecesMax> pushed_;

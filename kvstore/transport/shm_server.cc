@@ -43,9 +43,13 @@ struct Connection {
 
 class ShmServer final : public TransportServer {
  public:
-  ShmServer(std::string path, const SharedMapping& arena, const RecordTable& table,
+  ShmServer(const ShmServerOptions& options, const SharedMapping& arena, const RecordTable& table,
             PieceResolver& resolver)
-      : path_(std::move(path)), arena_(arena), table_(table), resolver_(resolver) {}
+      : path_(options.socket_path),
+        versions_(options.versions),
+        arena_(arena),
+        table_(table),
+        resolver_(resolver) {}
   ~ShmServer() override { Stop(); }
 
   absl::Status Start(int cpu) {
@@ -194,20 +198,20 @@ class ShmServer final : public TransportServer {
       c.dead = true;
       return;
     }
-    const absl::StatusOr<SessionToken> token =
-        CheckAttachHello(message->bytes, TransportSettings{});
-    absl::Status status = token.status();
-    if (status.ok()) status = resolver_.Attach(*token);
+    const absl::StatusOr<CheckedHello> hello =
+        CheckAttachHello(message->bytes, TransportSettings{}, versions_);
+    absl::Status status = hello.status();
+    if (status.ok()) status = resolver_.Attach(hello->token);
     if (!status.ok()) {
       attaches_refused_.fetch_add(1, std::memory_order_relaxed);
-      const AttachReply reply = MakeAttachReply(status, 0, 0);
+      const AttachReply reply = MakeAttachReply(status, 0, 0, 0);
       (void)SendFdMessage(c.socket.get(), BytesOf(reply), {}, now);
       c.dead = true;
       return;
     }
     c.attached = true;
-    c.session = token->session;
-    status = Admit(c, *token);
+    c.session = hello->token.session;
+    status = Admit(c, *hello);
     if (!status.ok()) {
       KVT_LOG(kInfo, path_, ": a client left while it was let in: ", status.message());
       c.dead = true;
@@ -218,7 +222,7 @@ class ShmServer final : public TransportServer {
     return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(&reply), sizeof(reply));
   }
 
-  absl::Status Admit(Connection& c, const SessionToken& token) {
+  absl::Status Admit(Connection& c, const CheckedHello& hello) {
     SharedMappingOptions options;
     options.receiver_writes = true;
     KVT_ASSIGN_OR_RETURN(SharedMapping ring,
@@ -230,11 +234,12 @@ class ShmServer final : public TransportServer {
     }
     const int fds[] = {arena_.fd(), table_.mapping().fd(), ring.fd(), c.doorbell.get(),
                        c.answered.get()};
-    const AttachReply reply = MakeAttachReply(absl::OkStatus(), 0, arena_.size());
+    const AttachReply reply = MakeAttachReply(absl::OkStatus(), hello.version, 0, arena_.size());
     KVT_RETURN_IF_ERROR(SendFdMessage(c.socket.get(), BytesOf(reply), fds, RealClock::Get().Now()));
     Watch(c.doorbell.get());
     c.ring = std::make_unique<PushRingReader>(std::move(ring));
-    c.applier = std::make_unique<PushApplier>(resolver_, c.session, token.geometry.SliceBytes());
+    c.applier = std::make_unique<PushApplier>(
+        resolver_, c.session, hello.token.geometry.SliceBytes(), hello.version);
     return absl::OkStatus();
   }
 
@@ -292,6 +297,7 @@ class ShmServer final : public TransportServer {
   }
 
   const std::string path_;
+  const TransportVersions versions_;
   const SharedMapping& arena_;
   const RecordTable& table_;
   PieceResolver& resolver_;
@@ -317,7 +323,7 @@ absl::StatusOr<std::unique_ptr<TransportServer>> StartShmServer(const ShmServerO
                                                                 const SharedMapping& arena,
                                                                 const RecordTable& table,
                                                                 PieceResolver& resolver) {
-  auto server = std::make_unique<ShmServer>(options.socket_path, arena, table, resolver);
+  auto server = std::make_unique<ShmServer>(options, arena, table, resolver);
   KVT_RETURN_IF_ERROR(server->Start(options.cpu));
   return server;
 }

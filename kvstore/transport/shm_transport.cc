@@ -53,6 +53,7 @@ struct Attached {
   UniqueFd socket;
   UniqueFd doorbell;
   UniqueFd answered;
+  uint16_t version = 0;
 };
 
 // A share of one pull burst, carried out by the channel's gather threads together.
@@ -330,7 +331,9 @@ class ShmChannel final : public Channel {
       if (answered_ == sent_ || answer->id != answered_ ||
           (answer->count != static_cast<uint32_t>(pending.message.count)) ||
           !std::all_of(answer->statuses.begin(), answer->statuses.end(),
-                       [](PieceStatus s) { return static_cast<int>(s) < kPieceStatuses; })) {
+                       [&](PieceStatus s) {
+                         return static_cast<int>(s) < PieceStatusesIn(attached_.version);
+                       })) {
         Fail(absl::UnavailableError(absl::StrCat("malformed answer from ", address_)));
         return true;
       }
@@ -461,13 +464,14 @@ class ShmTransport final : public Transport {
     Attached attached;
     KVT_ASSIGN_OR_RETURN(attached.socket,
                          ConnectUnix(absl::StripPrefix(address, kPrefix), deadline));
-    const AttachHello hello = MakeAttachHello(token, TransportSettings{}, 0);
+    const AttachHello hello = MakeAttachHello(token, TransportSettings{}, 0, options_.versions);
     KVT_RETURN_IF_ERROR(SendFdMessage(
         attached.socket.get(),
         absl::MakeConstSpan(reinterpret_cast<const std::byte*>(&hello), sizeof(hello)), {},
         deadline));
     KVT_ASSIGN_OR_RETURN(FdMessage answer, ReceiveFdMessage(attached.socket.get(), deadline));
-    KVT_ASSIGN_OR_RETURN(const AttachReply reply, CheckAttachReply(answer.bytes));
+    KVT_ASSIGN_OR_RETURN(const AttachReply reply, CheckAttachReply(answer.bytes, options_.versions));
+    attached.version = reply.version;
     if (answer.fds.size() != 5) {
       return absl::InternalError(
           absl::StrCat("attach: ", address, " sent ", answer.fds.size(), " descriptors"));

@@ -20,6 +20,8 @@ struct ShmOptions {
   int gather_threads = 1;
   // CPU of the first gather thread; -1: none. For benchmarks.
   int cpu = -1;
+  // What this end claims to speak. For tests.
+  TransportVersions versions{};
 
   [[nodiscard]] absl::Status Validate() const;
 };
@@ -30,6 +32,7 @@ struct ShmServerOptions {
   // The control socket; its folder must exist and belong to this user. A stale file is replaced.
   std::string socket_path;
   int cpu = -1;
+  TransportVersions versions{};  // for tests
 };
 
 // `arena` and `table` are the store's; both outlive the server. Only processes of the same user are

@@ -85,7 +85,7 @@ void UcxChannel::Connect(const UcxSocketAddress& address) {
 
 void UcxChannel::SendAttach() {
   state_ = State::kAttaching;
-  hello_ = MakeAttachHello(token_, UcxSettings(), id_);
+  hello_ = MakeAttachHello(token_, UcxSettings(), id_, worker_.options().versions);
   attach_slot_.header = UcxHeader{};
   attach_slot_.header.type = UcxMessageType::kAttach;
   attach_slot_.sending = true;
@@ -117,8 +117,10 @@ void UcxChannel::OnMessage(const UcxReceived& message) {
 
 void UcxChannel::OnAttachReply(const UcxReceived& message) {
   if (state_ != State::kAttaching) return;
-  const absl::StatusOr<AttachReply> reply = CheckAttachReply(message.payload);
+  const absl::StatusOr<AttachReply> reply =
+      CheckAttachReply(message.payload, worker_.options().versions);
   if (!reply.ok()) return Fail(reply.status());
+  statuses_known_ = PieceStatusesIn(reply->version);
   connection_ = reply->connection;
   state_ = State::kOpen;
   MutexLock lock(mu_);
@@ -301,7 +303,7 @@ bool UcxChannel::TakePieces(PullSlot& slot, const UcxReceived& message) {
     const Piece& piece = slot.pieces[at];
     const uint32_t from = slot.next_byte;
     PieceStatus status = header.statuses[i];
-    if (static_cast<int>(status) >= kPieceStatuses) return false;
+    if (static_cast<int>(status) >= statuses_known_) return false;
     uint32_t take = 0;
     if (status == PieceStatus::kOk) {
       take = std::min(piece.length - from, left);
@@ -342,7 +344,7 @@ void UcxChannel::OnPushAck(const UcxReceived& message) {
   PushSlot& slot = pushes_[index];
   if (!slot.busy || slot.acked || slot.generation != message.header.request >> 32) return;
   const bool good = std::all_of(message.header.statuses.begin(), message.header.statuses.end(),
-                                [](PieceStatus s) { return static_cast<int>(s) < kPieceStatuses; });
+                                [&](PieceStatus s) { return static_cast<int>(s) < statuses_known_; });
   if (!good || message.header.count != static_cast<uint32_t>(slot.message.count)) {
     return Fail(absl::UnavailableError(absl::StrCat("ucx: malformed answer from ", address_)));
   }

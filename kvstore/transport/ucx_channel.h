@@ -103,6 +103,7 @@ class UcxChannel {
   State state_ = State::kConnecting;
   ucp_ep_h ep_ = nullptr;
   uint64_t connection_ = 0;
+  int statuses_known_ = 0;  // by the version that was agreed
   bool ep_closed_ = true;
   uint32_t sends_ = 0;  // not completed
   absl::Status failure_;

@@ -64,6 +64,7 @@ struct Connection {
   SessionId session;
   bool attached = false;  // the resolver was told
   uint32_t slice_bytes = 0;
+  uint16_t version = 0;
   uint64_t client_channel = 0;
   std::unique_ptr<PushApplier> applier;
   std::array<PullWork, kRequestsInFlightMax> pulls;  // ring
@@ -265,20 +266,22 @@ void UcxServer::Refuse(Connection& c, absl::string_view why) {
 void UcxServer::OnAttach(Connection& c, const UcxReceived& message) {
   if (c.state != Connection::State::kNew) return Refuse(c, "second attach");
   if (message.payload.size() >= sizeof(AttachHello)) {
-    AttachHello hello;
-    std::memcpy(&hello, message.payload.data(), sizeof(hello));
-    c.client_channel = hello.channel;
+    AttachHello claimed;
+    std::memcpy(&claimed, message.payload.data(), sizeof(claimed));
+    c.client_channel = claimed.channel;
   }
   absl::Status status;
-  const absl::StatusOr<SessionToken> token = CheckAttachHello(message.payload, UcxSettings());
-  status = token.status();
-  if (status.ok()) status = resolver_.Attach(*token);
+  const absl::StatusOr<CheckedHello> hello =
+      CheckAttachHello(message.payload, UcxSettings(), worker_->options().versions);
+  status = hello.status();
+  if (status.ok()) status = resolver_.Attach(hello->token);
   if (status.ok()) {
     c.state = Connection::State::kAttached;
     c.attached = true;
-    c.session = token->session;
-    c.slice_bytes = token->geometry.SliceBytes();
-    c.applier = std::make_unique<PushApplier>(resolver_, c.session, c.slice_bytes);
+    c.session = hello->token.session;
+    c.slice_bytes = hello->token.geometry.SliceBytes();
+    c.version = hello->version;
+    c.applier = std::make_unique<PushApplier>(resolver_, c.session, c.slice_bytes, c.version);
     for (PullWork& work : c.pulls) work.pieces = std::make_unique<Piece[]>(kRequestPiecesMax);
   } else {
     attaches_refused_.fetch_add(1, std::memory_order_relaxed);
@@ -286,7 +289,7 @@ void UcxServer::OnAttach(Connection& c, const UcxReceived& message) {
   }
   AnswerSlot* slot = TakeAnswer(c);
   KVT_CHECK(slot != nullptr);
-  slot->reply = MakeAttachReply(status, c.id, arena_.size());
+  slot->reply = MakeAttachReply(status, c.version, c.id, arena_.size());
   slot->header.type = UcxMessageType::kAttachReply;
   UcxPayload payload;
   payload.data = &slot->reply;
@@ -417,7 +420,7 @@ DataSlot* UcxServer::Stage(Connection& c) {
   const uint32_t count = ResolveNext(c, work, resolved);
   for (uint32_t i = 0; i < count; ++i) {
     const Piece& piece = work.pieces[work.next];
-    header.statuses[i] = resolved[i].status;
+    header.statuses[i] = VerdictIn(c.version, resolved[i].status);
     if (resolved[i].status == PieceStatus::kOk) {
       const uint32_t room = (kMessageBytesMax - header.bytes) / c.slice_bytes * c.slice_bytes;
       const uint32_t left = piece.length - work.next_byte;

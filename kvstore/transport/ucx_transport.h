@@ -23,6 +23,8 @@ struct UcxOptions {
   // burst (on a virtual machine each costs more than the poll: processor time per byte falls too)
   // and costs nothing when idle. At most 1 s.
   absl::Duration poll_before_sleep = absl::Microseconds(50);
+  // What this end claims to speak. For tests.
+  TransportVersions versions{};
 
   [[nodiscard]] absl::Status Validate() const;
 };

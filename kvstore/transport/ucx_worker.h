@@ -63,6 +63,7 @@ class UcxWorker {
   void Stop(ucp_mem_h unmap = nullptr);
   [[nodiscard]] bool stopping() const { return stopping_.load(std::memory_order_acquire); }
 
+  [[nodiscard]] const UcxOptions& options() const { return options_; }
   [[nodiscard]] ucp_worker_h worker() const { return worker_; }
   [[nodiscard]] ucp_context_h context() const { return context_; }
 

@@ -8,9 +8,12 @@
 
 namespace kvt {
 
-inline constexpr uint32_t kWireVersion = 1;
-inline constexpr uint32_t kWireVersionMin = 1;  // kWireVersion - 1 once there is a second
+// 2: verdicts `on disk` and `expired` on the data plane, and the calls that came with spilling.
+inline constexpr uint32_t kWireVersion = 2;
+inline constexpr uint32_t kWireVersionMin = 1;
+static_assert(kWireVersion - kWireVersionMin <= 1);
 
+// What a node claims to speak. The default is the truth; tests play older and newer peers.
 struct WireVersionRange {
   uint32_t min = kWireVersionMin;
   uint32_t max = kWireVersion;

@@ -297,6 +297,51 @@ TEST_P(TierFailureTest, Sessions_OutliveTheirLeaseByRenewalAndPinsOfLiveTicketsS
   EXPECT_EQ(worker->PullAll(ticket.ref(), found.blocks, read).blocks_lost, 4);
 }
 
+// F1: the lease ends while the pins are held, and the memory goes to other blocks. What the reader
+// still asks for is told to have expired, and its slots stay as they were.
+TEST_P(TierFailureTest, F1_LeaseEndedAndMemoryReused_IsToldAndNeverForeignBytes) {
+  TestStoreOptions small;
+  small.lease = absl::Seconds(1);
+  small.arena_bytes = 1 * kMiB;
+  StartStores(1, small);
+  auto reader = StartConnected("decode-0", FastOptions());
+  const HeldTicket ticket = NewTicket(View());
+  const SequenceBlocks sequence = Sequence(8);
+  TestSlots written(TestGeometry(), 8);
+  written.Fill(41);
+  Write(*reader, ticket, sequence, written);
+  const LookupResult found = reader->tier().Lookup(ticket, sequence.blocks());
+  ASSERT_EQ(found.exact_blocks, 8);
+  // The reader cannot renew; the store lets go of its pins when the lease is over.
+  stores_[0]->gate().SetFailure(absl::UnavailableError("cut off"));
+  ASSERT_TRUE(Eventually([&] { return stores_[0]->Stats().lapsed_leases == 1; }));
+  EXPECT_EQ(Pins(), 0u);
+  stores_[0]->gate().SetFailure(absl::OkStatus());
+  auto writer = StartConnected("prefill-0", FastOptions());
+  // Everything that is not pinned goes to others.
+  for (int round = 0; round < 4; ++round) {
+    const HeldTicket other = NewTicket(View());
+    const SequenceBlocks more = Sequence(40, 100'000 * (round + 1), other.ticket.id);
+    TestSlots bytes(TestGeometry(), 40);
+    bytes.Fill(1000 + round);
+    Write(*writer, other, more, bytes);
+    writer->tier().Release(other.ref());
+    ASSERT_TRUE(Eventually([&] { return Pins() == 0; }));
+  }
+  ASSERT_GT(stores_[0]->Stats().evicted_blocks, 8u);
+  TestSlots read(TestGeometry(), 8), untouched(TestGeometry(), 8);
+  read.Fill(77);
+  untouched.Fill(77);
+  const TransferResult stale = reader->PullAll(ticket.ref(), found.blocks, read);
+  EXPECT_EQ(stale.blocks_lost, 8);
+  EXPECT_EQ(stale.pieces_expired, 16u);
+  for (int i = 0; i < 8; ++i) EXPECT_TRUE(read.SameBlock(untouched, i, i)) << i;
+  EXPECT_EQ(FiguresOf(*reader, "store-0").expired_pieces, 16u);
+  // It connects again under a new session, in which nothing of the old one counts.
+  ASSERT_TRUE(Eventually([&] { return FiguresOf(*reader, "store-0").sessions_opened == 2; }));
+  EXPECT_EQ(reader->PullAll(ticket.ref(), found.blocks, read).pieces_expired, 16u);
+}
+
 TEST_P(TierFailureTest, StoreThatLeftTheView_IsKeptWhileTicketsLiveThereThenLetGo) {
   TestStoreOptions short_lease;
   short_lease.lease = absl::Seconds(1);

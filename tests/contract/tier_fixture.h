@@ -63,8 +63,10 @@ class TierTest : public ::testing::TestWithParam<TestPlane> {
     return options;
   }
 
-  std::unique_ptr<TierWorker> StartWorker(const std::string& name, ClientOptions options) {
+  std::unique_ptr<TierWorker> StartWorker(const std::string& name, ClientOptions options,
+                                          WireVersionRange versions = {}) {
     TierClientConfig config;
+    config.versions = versions;
     config.worker = name;
     config.worker_epoch = BootEpoch(++boots_);
     config.model = model_;

@@ -109,14 +109,19 @@ std::unique_ptr<ArenaResolver> MakeResolver(uint32_t records) {
   return std::move(*resolver);
 }
 
-std::unique_ptr<Transport> MakeTransport(Backend backend) {
+std::unique_ptr<Transport> MakeTransport(Backend backend, TransportVersions versions) {
   switch (backend) {
     case Backend::kLoopback:
-      return MakeLoopbackTransport();
-    case Backend::kShm:
-      return MakeShmTransport(ShmOptions{});
+      return MakeLoopbackTransport(versions);
+    case Backend::kShm: {
+      ShmOptions options;
+      options.versions = versions;
+      return MakeShmTransport(options);
+    }
     case Backend::kUcx: {
-      auto transport = MakeUcxTransport(TestUcxOptions());
+      UcxOptions options = TestUcxOptions();
+      options.versions = versions;
+      auto transport = MakeUcxTransport(options);
       KVT_CHECK(transport.ok(), transport.status().ToString());
       return std::move(*transport);
     }
@@ -124,17 +129,19 @@ std::unique_ptr<Transport> MakeTransport(Backend backend) {
   return nullptr;
 }
 
-std::unique_ptr<TransportServer> StartServer(Backend backend, ArenaResolver& resolver) {
+std::unique_ptr<TransportServer> StartServer(Backend backend, ArenaResolver& resolver,
+                                             TransportVersions versions) {
   switch (backend) {
     case Backend::kLoopback: {
       static std::atomic<int> next{0};
-      auto server = StartLoopbackServer(absl::StrCat("server-", next++), resolver);
+      auto server = StartLoopbackServer(absl::StrCat("server-", next++), resolver, versions);
       KVT_CHECK(server.ok(), server.status().ToString());
       return std::move(*server);
     }
     case Backend::kShm: {
       ShmServerOptions options;
       options.socket_path = FreshSocketPath();
+      options.versions = versions;
       auto server = StartShmServer(options, resolver.arena(), resolver.table(), resolver);
       KVT_CHECK(server.ok(), server.status().ToString());
       return std::move(*server);
@@ -142,6 +149,7 @@ std::unique_ptr<TransportServer> StartServer(Backend backend, ArenaResolver& res
     case Backend::kUcx: {
       UcxServerOptions options;
       options.ucx = TestUcxOptions();
+      options.ucx.versions = versions;
       auto server = StartUcxServer(
           options, absl::MakeSpan(resolver.arena().mutable_data(), resolver.arena().size()),
           resolver);

@@ -26,8 +26,10 @@ Geometry TestGeometry();
 SessionToken TestToken();
 std::unique_ptr<ArenaResolver> MakeResolver(uint32_t records);
 
-std::unique_ptr<Transport> MakeTransport(Backend backend);
-std::unique_ptr<TransportServer> StartServer(Backend backend, ArenaResolver& resolver);
+// `versions`: what that end claims to speak.
+std::unique_ptr<Transport> MakeTransport(Backend backend, TransportVersions versions = {});
+std::unique_ptr<TransportServer> StartServer(Backend backend, ArenaResolver& resolver,
+                                             TransportVersions versions = {});
 
 inline absl::Time In(absl::Duration d) { return RealClock::Get().Now() + d; }
 // Long enough for any operation that should succeed, on a loaded machine, under a sanitizer.

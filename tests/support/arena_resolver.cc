@@ -124,6 +124,7 @@ void ArenaResolver::Detach(SessionId) {
 
 PieceStatus ArenaResolver::Check(const Piece& piece) const {
   if (piece.ticket == kForbiddenTicket) return PieceStatus::kRefused;
+  if (piece.ticket == kExpiredTicket) return PieceStatus::kExpired;
   const uint32_t index = RecordIndexOf(piece.handle);
   if (piece.reserved != 0 || index >= options_.records ||
       uint64_t{piece.offset} + piece.length > options_.geometry.RecordBytes()) {

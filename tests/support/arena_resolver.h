@@ -28,6 +28,8 @@ class ArenaResolver final : public PieceResolver {
  public:
   // Pieces of this ticket are refused: no pin.
   static constexpr uint64_t kForbiddenTicket = 666;
+  // Pieces of this ticket are told that their session has ended.
+  static constexpr uint64_t kExpiredTicket = 667;
 
   static absl::StatusOr<std::unique_ptr<ArenaResolver>> Create(const ArenaResolverOptions& options);
 

@@ -127,6 +127,7 @@ void TestStore::Start() {
   config.epoch = BootEpoch(++epoch_);
   config.host_id = LocalHostId();
   config.lease = options_.lease;
+  config.versions = options_.versions;
   config.slab_bytes = kSlabBytes;
   config.blocks_max = kBlocksMax;
   node_ = std::make_unique<StoreNode>(config, *arena_, RealClock::Get());

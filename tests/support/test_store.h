@@ -27,6 +27,7 @@ struct TestStoreOptions {
   TestPlane plane = TestPlane::kLoopback;
   uint64_t arena_bytes = 32 * kMiB;
   absl::Duration lease = absl::Seconds(10);
+  WireVersionRange versions{};  // what its control claims to speak
 };
 
 class TestStore {

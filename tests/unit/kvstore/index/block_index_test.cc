@@ -310,7 +310,7 @@ TEST_F(IndexTest, LeaseEnds_PinsAndReservationsGo) {  // F1, F4
   EXPECT_EQ(Read(1, Claim(1), handle), Access::kOk);
   now_ += absl::Seconds(0.1);
   index_->NoteTime(now_);
-  EXPECT_EQ(Read(1, Claim(1), handle), Access::kRefused);
+  EXPECT_EQ(Read(1, Claim(1), handle), Access::kExpired);
   EXPECT_EQ(Lookup(1, Claim(1), Names(1, 1)).status().code(), StatusCode::kNotFound);
   ExpectIdle();
   EXPECT_EQ(index_->Stats().blocks, 2u);
