@@ -41,7 +41,7 @@ struct ClusterClientOptions {
 };
 
 struct AdmitOptions {
-  std::string tenant;              // sharing domain; empty: shared
+  std::string tenant = {};         // sharing domain; empty: shared
   uint32_t prompt_tokens = 0;      // of the sequence; at least 1
   uint32_t output_tokens_max = 1;  // at least 1; what Reserve may keep room for
   Fidelity fidelity = Fidelity::kExact;

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <regex>
 
+#include "kvstore/client/cluster_client.h"
 #include "tests/cluster/cluster_testing.h"
 #include "tests/support/run_program.h"
 
@@ -124,6 +125,98 @@ TEST_F(InstalledClient, Example_WithoutACluster_SaysWhatIsMissing) {
                  "", absl::Seconds(60));
   EXPECT_EQ(result.code, 1);
   EXPECT_NE(result.err.find("coordinator at 127.0.0.1:1"), std::string::npos) << result.err;
+}
+
+// The library itself against a real cluster, for what the example does not do.
+class ClusterClientTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ClusterSpec spec;
+    spec.model_folder = model_.path();
+    spec.decodes = 1;
+    cluster_ = StartOrFail(spec);
+    ASSERT_NE(cluster_, nullptr);
+  }
+  ClusterClientOptions Options(const std::string& model) {
+    ClusterClientOptions options;
+    options.coordinator = CoordinatorOf(*cluster_);
+    options.model.name = model;
+    options.tier.cluster_secret_file = cluster_->run_dir() + "/cluster_secret";
+    options.tier.transport = TierTransport::kUcx;
+    return options;
+  }
+
+  const SmallModelFolder model_;
+  std::unique_ptr<TestCluster> cluster_;
+};
+
+TEST_F(ClusterClientTest, ServedModel_FindsWhatTheWorkersWrote) {
+  const std::vector<int32_t> prompt = RandomPrompt(7, 200);
+  ASSERT_TRUE(cluster_->Generate(Request(prompt, 4)).status.ok());
+  const auto client = ClusterClient::Connect(Options(cluster_->model()));
+  ASSERT_TRUE(client.ok()) << client.status();
+  EXPECT_EQ((*client)->model().geometry.layers, 2);
+  const auto ticket = (*client)->Admit({.prompt_tokens = 200});
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  SequenceBlocks sequence((*client)->Keys(""), ticket->ticket.id);
+  sequence.Append(prompt);
+  EXPECT_EQ((*client)->tier().Lookup(*ticket, sequence.blocks()).exact_blocks, 200 / kBlockTokens);
+  // Another tenant's names are others.
+  SequenceBlocks foreign((*client)->Keys("other"), ticket->ticket.id);
+  foreign.Append(prompt);
+  EXPECT_EQ((*client)->tier().Lookup(*ticket, foreign.blocks()).base_blocks, 0);
+  (*client)->Finish(*ticket);
+  (*client)->Finish(*ticket);  // idempotent
+  EXPECT_TRUE(cluster_->AwaitNothingHeld(absl::Seconds(15)).ok());
+}
+
+TEST_F(ClusterClientTest, WrongOptions_AreRefusedNamingWhatIsWrong) {
+  auto unknown = ClusterClient::Connect(Options("nobody"));
+  EXPECT_EQ(unknown.status().code(), absl::StatusCode::kNotFound) << unknown.status();
+  EXPECT_NE(unknown.status().message().find("served: test"), absl::string_view::npos);
+
+  ClusterClientOptions no_secret = Options(cluster_->model());
+  no_secret.tier.cluster_secret_file = cluster_->run_dir() + "/nothing";
+  EXPECT_EQ(ClusterClient::Connect(no_secret).status().code(), absl::StatusCode::kNotFound);
+
+  // The served model's name over another geometry: both sides are shown.
+  ClusterClientOptions other = Options(cluster_->model());
+  other.model = cluster_->coordinator().Models()->at(0);
+  other.model.geometry.layers += 1;
+  other.connect_timeout = absl::Seconds(2);
+  const absl::Status refused = ClusterClient::Connect(other).status();
+  EXPECT_FALSE(refused.ok());
+  EXPECT_NE(refused.message().find("does not match"), absl::string_view::npos) << refused;
+}
+
+TEST_F(ClusterClientTest, CancelledTicket_IsToldAndEnds) {
+  const auto client = ClusterClient::Connect(Options(cluster_->model()));
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto ticket = (*client)->Admit({.prompt_tokens = 64});
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  const std::string& name = (*client)->name();
+  ASSERT_TRUE(cluster_->Node(name).ok());
+  EXPECT_EQ(cluster_->Node(name)->kind, NodeKind::kClient);
+  EXPECT_FALSE((*client)->IsCancelled(ticket->ticket.id));
+  ASSERT_TRUE(
+      cluster_->coordinator().Cancel(ticket->ticket.id, ticket->ticket.capability).ok());
+  EXPECT_TRUE(Await(absl::Seconds(5), [&] {
+                return (*client)->IsCancelled(ticket->ticket.id)
+                           ? absl::OkStatus()
+                           : absl::UnavailableError("not told yet");
+              }).ok());
+  (*client)->Finish(*ticket);
+  // A client that goes without Finish: its tickets fail, its pins go.
+  const auto left = (*client)->Admit({.prompt_tokens = 64});
+  ASSERT_TRUE(left.ok());
+  (*client)->Close();
+  const auto requests = cluster_->coordinator().Requests();
+  ASSERT_TRUE(requests.ok());
+  for (const RequestStatus& request : *requests) {
+    EXPECT_EQ(request.phase, request.id == left->ticket.id ? RequestPhase::kFailed
+                                                           : RequestPhase::kCancelled);
+  }
+  EXPECT_TRUE(cluster_->AwaitNothingHeld(absl::Seconds(15)).ok());
 }
 
 }  // namespace
