@@ -18,6 +18,7 @@
 #include "kernels/device.h"
 #include "kernels/paged_kv.h"
 #include "kernels/sampling.h"
+#include "kernels/selection.h"
 #include "kernels/slot_burst.h"
 
 namespace kvt {
@@ -155,6 +156,10 @@ class Ops {
                                                        int segments,
                                                        int context_tokens_max) const = 0;
   [[nodiscard]] virtual size_t SampleWorkspaceBytes(int rows, int vocabulary) const = 0;
+  // For ScoreBlocks over up to that many rows with up to `blocks` blocks each and `queries` query
+  // heads that score (selecting heads x their group).
+  [[nodiscard]] virtual size_t ScoreWorkspaceBytes(int queries, int rows, int blocks) const = 0;
+  [[nodiscard]] virtual size_t SelectWorkspaceBytes(int rows, int blocks) const = 0;
 
   virtual void Embed(Stream& stream, const EmbedArgs& args) = 0;
   virtual void RmsNorm(Stream& stream, const RmsNormArgs& args) = 0;
@@ -170,6 +175,12 @@ class Ops {
   // slot_burst.h; `slot_ids` and `entries` are device memory that stays valid until it has run.
   virtual void GatherSlots(Stream& stream, const GatherSlotsArgs& args) = 0;
   virtual void ScatterSlots(Stream& stream, const ScatterSlotsArgs& args) = 0;
+  // selection.h; specs and segments (host memory) stay valid until the operation has run.
+  virtual void MakeDigest(Stream& stream, const MakeDigestArgs& args) = 0;
+  virtual void ScoreBlocks(Stream& stream, const ScoreBlocksArgs& args, void* workspace,
+                           size_t workspace_bytes) = 0;
+  virtual void SelectTopBlocks(Stream& stream, const SelectTopBlocksArgs& args, void* workspace,
+                               size_t workspace_bytes) = 0;
 };
 
 }  // namespace kvt

@@ -9,3 +9,7 @@ set(KVT_AVX512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=
 set_source_files_properties(attention_isa_avx512.cc PROPERTIES COMPILE_OPTIONS "${KVT_AVX512}")
 set_source_files_properties(attention_isa_avx512bf16.cc PROPERTIES
                             COMPILE_OPTIONS "${KVT_AVX512};-mavx512bf16")
+# Digests and scores, the same way (select_blocks.cc).
+target_sources(kvt_cpu PRIVATE select_blocks.cc select_isa_avx2.cc select_isa_avx512.cc)
+set_source_files_properties(select_isa_avx2.cc PROPERTIES COMPILE_OPTIONS "-O3")
+set_source_files_properties(select_isa_avx512.cc PROPERTIES COMPILE_OPTIONS "${KVT_AVX512};-O3")

@@ -1,4 +1,4 @@
-// The AVX-512F implementation of attention_impl.h's Arch. Included by attention_isa_avx512*.cc only.
+// The AVX-512F implementation of attention_impl.h's Arch. Included by *_isa_avx512*.cc only.
 #pragma once
 
 #include <immintrin.h>

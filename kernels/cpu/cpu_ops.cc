@@ -14,6 +14,7 @@
 #include "kernels/cpu/onednn_matrix.h"
 #include "kernels/cpu/paged_attention.h"
 #include "kernels/cpu/sample.h"
+#include "kernels/cpu/select_blocks.h"
 #include "kernels/cpu/write_kv.h"
 
 namespace kvt {
@@ -53,6 +54,32 @@ void RunAttention(const AttentionCall& call, ThreadTeam& team) {
       },
       &call);
 }
+
+struct ScoreCall {
+  ScoreBlocksArgs args;
+  Workspace workspace;
+};
+
+// Both phases; the second joins what the first left in the workspace.
+void RunScore(const ScoreCall& call, ThreadTeam& team) {
+  team.Run(
+      [](const void* context, TeamMember& member) {
+        const ScoreCall& c = *static_cast<const ScoreCall*>(context);
+        CpuScoreBlocks(c.args, c.workspace, member);
+      },
+      &call);
+  team.Run(
+      [](const void* context, TeamMember& member) {
+        const ScoreCall& c = *static_cast<const ScoreCall*>(context);
+        CpuScoreBlocksCombine(c.args, c.workspace, member);
+      },
+      &call);
+}
+
+struct SelectCall {
+  SelectTopBlocksArgs args;
+  Workspace workspace;
+};
 
 // Below this many values an operation is over before a second member has seen it.
 constexpr int64_t kTeamValuesMin = 8192;
@@ -126,6 +153,28 @@ class CpuOps final : public Ops {
     Cpu(stream).EnqueueKernel("gather", +[](const GatherSlotsArgs& a, TeamMember& member) {
       CpuGatherSlots(a, member.index(), member.count());
     }, args);
+  }
+  size_t ScoreWorkspaceBytes(int queries, int rows, int blocks) const override {
+    return CpuScoreWorkspaceBytes(queries, rows, blocks);
+  }
+  size_t SelectWorkspaceBytes(int rows, int blocks) const override {
+    return CpuSelectWorkspaceBytes(rows, blocks);
+  }
+  void MakeDigest(Stream& stream, const MakeDigestArgs& args) override {
+    EnqueueSized(stream, "digest", &CpuMakeDigest, args,
+                 int64_t{args.count} * args.geometry.head_dim * kBlockTokens);
+  }
+  void ScoreBlocks(Stream& stream, const ScoreBlocksArgs& args, void* workspace,
+                   size_t workspace_bytes) override {
+    const ScoreCall call{args, {static_cast<uint8_t*>(workspace), workspace_bytes}};
+    Cpu(stream).Enqueue("score", [call](ThreadTeam& team) { RunScore(call, team); });
+  }
+  void SelectTopBlocks(Stream& stream, const SelectTopBlocksArgs& args, void* workspace,
+                       size_t workspace_bytes) override {
+    EnqueueSized(stream, "top_blocks", +[](const SelectCall& call, TeamMember& member) {
+      CpuSelectTopBlocks(call.args, call.workspace, member);
+    }, SelectCall{args, {static_cast<uint8_t*>(workspace), workspace_bytes}},
+                 static_cast<int64_t>(args.segments.size()) * args.blocks_max * 4);
   }
   void ScatterSlots(Stream& stream, const ScatterSlotsArgs& args) override {
     Cpu(stream).EnqueueKernel("scatter", +[](const ScatterSlotsArgs& a, TeamMember& member) {

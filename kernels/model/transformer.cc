@@ -80,6 +80,9 @@ class LlamaTransformer final : public Transformer {
              absl::Span<const StepSegment> segments) const override;
   void ProjectQkv(Stream& stream, StepState& state, int layer) const override;
   void Attend(Stream& stream, StepState& state, int layer) const override;
+  LayerActivations Activations(const StepState& state) const override;
+  void AttendOver(Stream& stream, StepState& state,
+                  absl::Span<const AttentionSegment> segments) const override;
   void FinishLayer(Stream& stream, StepState& state, int layer) const override;
   void Logits(Stream& stream, StepState& state) const override;
   void Sample(Stream& stream, StepState& state, absl::Span<const SampleParams> params,
@@ -341,7 +344,25 @@ void LlamaTransformer::ProjectQkv(Stream& stream, StepState& state, int layer) c
 }
 
 void LlamaTransformer::Attend(Stream& stream, StepState& state, int layer) const {
+  AttendOver(stream, state, static_cast<StepBuffers&>(state).Segments(layer));
+}
+
+LayerActivations LlamaTransformer::Activations(const StepState& state) const {
+  const StepBuffers& s = static_cast<const StepBuffers&>(state);
+  const size_t act_bytes = compute_ == ComputeType::kBf16 ? 2 : 4;
+  return {s.rows(), s.qkv(), QkvWidth(), s.attended(), static_cast<size_t>(QueryWidth()) * act_bytes};
+}
+
+void LlamaTransformer::AttendOver(Stream& stream, StepState& state,
+                                  absl::Span<const AttentionSegment> segments) const {
   StepBuffers& s = static_cast<StepBuffers&>(state);
+  int rows = 0;
+  for (const AttentionSegment& segment : segments) {
+    KVT_CHECK(segment.first_row == rows && segment.rows > 0, "first_row=", segment.first_row);
+    rows += segment.rows;
+  }
+  KVT_CHECK(rows == s.rows() && static_cast<int>(segments.size()) <= s.limits().segments,
+            "rows=", rows, " of ", s.rows(), " segments=", segments.size());
   PagedAttentionArgs args;
   args.geometry = geometry_;
   args.query_heads = config_.heads;
@@ -352,7 +373,7 @@ void LlamaTransformer::Attend(Stream& stream, StepState& state, int layer) const
   args.q_stride = QkvWidth();
   args.out = s.attended();
   args.out_stride = QueryWidth();
-  args.segments = s.Segments(layer);
+  args.segments = segments;
   ops_.PagedAttention(stream, args, s.workspace(), s.attention_bytes());
 }
 

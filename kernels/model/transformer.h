@@ -16,6 +16,11 @@
 // Rows of a step are numbered through the segments; the logits rows likewise, taking the last
 // `logits_rows` rows of each segment.
 //
+// Sparse attention: between ProjectQkv and Attend the caller may read Activations().qkv, choose
+// blocks, and call AttendOver with tables of its own instead of Attend. K is stored after rope, so a
+// row over a compact table of n blocks (ascending, the row's own block last), at first_position
+// 16 (n - 1) + position % 16, attends to the chosen blocks and to nothing else.
+//
 // Thread-safety: Transformer is immutable after Load (weights packed once, primitives created for a
 // closed set of M); a StepState belongs to one step in flight, enqueued from one thread at a time.
 #pragma once
@@ -60,6 +65,19 @@ struct StepLimits {
 // Activations of one step in flight; allocated once.
 class StepState;
 
+// Where the activations of the layer in progress lie on the device.
+struct LayerActivations {
+  int rows = 0;
+  // From ProjectQkv to the next ProjectQkv. f32, row r at qkv + r * qkv_stride: q of every head, then
+  // k of every KV head (both after rope), then v, head_dim values each.
+  float* qkv = nullptr;
+  int qkv_stride = 0;  // elements
+  // From Attend to FinishLayer. Row r at attended + r * attended_row_bytes: every query head's
+  // output, in the type of the products.
+  void* attended = nullptr;
+  size_t attended_row_bytes = 0;
+};
+
 // Payload of the mailbox entry that Sample posts. `tokens` is followed by logits_rows - 1 more.
 struct StepResult {
   uint32_t logits_rows;
@@ -99,6 +117,12 @@ class Transformer {
                      absl::Span<const StepSegment> segments) const = 0;
   virtual void ProjectQkv(Stream& stream, StepState& state, int layer) const = 0;
   virtual void Attend(Stream& stream, StepState& state, int layer) const = 0;
+  [[nodiscard]] virtual LayerActivations Activations(const StepState& state) const = 0;
+  // In Attend's place: the rows of the step over other tables. The segments (at most limits.segments,
+  // every row in one of them: KVT_CHECKed) stay valid until the operation has run, and so does the
+  // device memory of their tables.
+  virtual void AttendOver(Stream& stream, StepState& state,
+                          absl::Span<const AttentionSegment> segments) const = 0;
   virtual void FinishLayer(Stream& stream, StepState& state, int layer) const = 0;
   virtual void Logits(Stream& stream, StepState& state) const = 0;
   // Samples one token per logits row (params.size() == logits rows) into the mailbox entry as a
