@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 
@@ -42,24 +43,32 @@ SpillCore::Turn::~Turn() {
 // ---- opening and scanning ----
 
 absl::Status SpillCore::Recover() {
-  KVT_ASSIGN_OR_RETURN(const std::vector<SpillSegment> segments, db_.ListSegments());
-  std::vector<std::string> bad;
   {
-    MutexLock lock(mu_);
-    for (const SpillSegment& segment : segments) {
-      segments_.Add(segment.first, segment.last, segment.disk_bytes);
-      next_sequence_ = std::max(next_sequence_, segment.last + 1);
-    }
+    const Turn turn(*this, committing_);
+    KVT_RETURN_IF_ERROR(Recount());
   }
+  return DropDead();
+}
+
+absl::Status SpillCore::Recount() {
+  const Turn turn(*this, dropping_);
+  const uint64_t generation = db_.generation();
+  KVT_ASSIGN_OR_RETURN(const std::vector<SpillSegment> listed, db_.ListSegments());
+  Figures fresh;
+  uint64_t last = 0;
+  for (const SpillSegment& segment : listed) {
+    fresh.segments.Add(segment.first, segment.last, segment.disk_bytes);
+    last = std::max(last, segment.last);
+  }
+  std::vector<std::string> bad;
   KVT_RETURN_IF_ERROR(db_.ScanEntries([&](absl::string_view key_bytes, absl::string_view value) {
     SpillKey key;
-    MutexLock lock(mu_);
     absl::StatusOr<SpillEntry> entry = absl::DataLossError("no key");
     if (DecodeSpillKey(key_bytes, &key)) entry = DecodeSpillEntry(key, value);
-    if (!entry.ok() || !segments_.Contains(entry->sequence)) {
+    if (!entry.ok() || !fresh.segments.Contains(entry->sequence)) {
       bad.emplace_back(key_bytes);
     } else {
-      ApplyChange(key, "", value);
+      fresh.Replace(key, "", value);
     }
     return true;
   }));
@@ -69,11 +78,22 @@ absl::Status SpillCore::Recover() {
       batch.Delete(bad[i]);
     KVT_RETURN_IF_ERROR(db_.WriteEntries(&batch));
   }
-  {
-    MutexLock lock(mu_);
-    for (const SpillSegment& segment : segments) segments_.Commit(segment.first);
+  MutexLock lock(mu_);
+  // Segments that others are writing have no entries yet.
+  absl::flat_hash_set<uint64_t> writing;
+  for (const SpillSegment& segment : figures_.segments.BeingWritten()) {
+    writing.insert(segment.first);
+    if (!fresh.segments.IsThere(segment.first)) {
+      fresh.segments.Add(segment.first, segment.last, segment.disk_bytes);
+    }
   }
-  return DropDead();
+  for (const SpillSegment& segment : listed) {
+    if (!writing.contains(segment.first)) fresh.segments.Commit(segment.first);
+  }
+  figures_ = std::move(fresh);
+  next_sequence_ = std::max(next_sequence_, last + 1);
+  counted_generation_ = generation;
+  return absl::OkStatus();
 }
 
 absl::Status SpillCore::Scan(const SpillVisitor& visit) {
@@ -118,23 +138,23 @@ uint64_t SpillCore::TakeSequences(uint64_t count) {
   return std::exchange(next_sequence_, next_sequence_ + count);
 }
 
-void SpillCore::ApplyChange(const SpillKey& key, absl::string_view old_entry,
-                            absl::string_view new_entry) {
+void SpillCore::Figures::Replace(const SpillKey& key, absl::string_view old_entry,
+                                 absl::string_view new_entry) {
   if (!old_entry.empty()) {
     const absl::StatusOr<SpillEntry> entry = DecodeSpillEntry(key, old_entry);
     // One that is damaged or names no segment was not counted.
-    if (entry.ok() && segments_.Contains(entry->sequence)) {
-      segments_.SubLive(entry->sequence, entry->bytes);
-      --records_;
-      entry_bytes_ -= kSpillKeyBytes + old_entry.size();
+    if (entry.ok() && segments.Contains(entry->sequence)) {
+      segments.SubLive(entry->sequence, entry->bytes);
+      --records;
+      entry_bytes -= kSpillKeyBytes + old_entry.size();
     }
   }
   if (!new_entry.empty()) {
     const absl::StatusOr<SpillEntry> entry = DecodeSpillEntry(key, new_entry);
     KVT_CHECK(entry.ok(), entry.status().ToString());
-    segments_.AddLive(entry->sequence, entry->bytes);
-    ++records_;
-    entry_bytes_ += kSpillKeyBytes + new_entry.size();
+    segments.AddLive(entry->sequence, entry->bytes);
+    ++records;
+    entry_bytes += kSpillKeyBytes + new_entry.size();
   }
 }
 
@@ -145,14 +165,15 @@ absl::Status SpillCore::Commit(absl::Span<const NewSegment> segments,
     {
       MutexLock lock(mu_);
       for (const NewSegment& segment : segments) {
-        segments_.Add(segment.first, segment.last, segment.disk_bytes);
+        figures_.segments.Add(segment.first, segment.last, segment.disk_bytes);
         paths.push_back(segment.path);
       }
     }
     const absl::Status taken = db_.Ingest(paths);
+    // Whether they are in is not known then: they are dead, and dropped if they are.
     if (!taken.ok()) {
       MutexLock lock(mu_);
-      for (const NewSegment& segment : segments) segments_.Remove(segment.first);
+      for (const NewSegment& segment : segments) figures_.segments.Commit(segment.first);
       return taken;
     }
   }
@@ -164,6 +185,17 @@ absl::Status SpillCore::Commit(absl::Span<const NewSegment> segments,
 absl::Status SpillCore::CommitEntries(absl::Span<const SpillChange> changes,
                                       absl::Span<const NewSegment> segments) {
   const Turn turn(*this, committing_);
+  {
+    mu_.Lock();
+    const bool stale = counted_generation_ != db_.generation();
+    mu_.Unlock();
+    const absl::Status counted = stale ? Recount() : absl::OkStatus();
+    if (!counted.ok()) {
+      MutexLock lock(mu_);
+      for (const NewSegment& segment : segments) figures_.segments.Commit(segment.first);
+      return counted;
+    }
+  }
   std::vector<std::string> keys;
   keys.reserve(changes.size());
   for (const SpillChange& change : changes) keys.push_back(EncodeSpillKey(change.key));
@@ -187,14 +219,21 @@ absl::Status SpillCore::CommitEntries(absl::Span<const SpillChange> changes,
     }
   }
   if (status.ok() && batch.Count() > 0) status = db_.WriteEntries(&batch);
-  MutexLock lock(mu_);
-  if (status.ok()) {
-    for (size_t i = 0; i < changes.size(); ++i) {
-      if (made[i]) ApplyChange(changes[i].key, old[i].ok() ? *old[i] : "", changes[i].entry);
+  bool stale = false;
+  {
+    MutexLock lock(mu_);
+    if (status.ok()) {
+      for (size_t i = 0; i < changes.size(); ++i) {
+        if (!made[i]) continue;
+        figures_.Replace(changes[i].key, old[i].ok() ? *old[i] : "", changes[i].entry);
+      }
     }
+    // Without entries they are dead, and dropped.
+    for (const NewSegment& segment : segments) figures_.segments.Commit(segment.first);
+    stale = counted_generation_ != db_.generation();
   }
-  // Without entries they are dead, and dropped.
-  for (const NewSegment& segment : segments) segments_.Commit(segment.first);
+  // On an error here the next one counts.
+  if (stale) (void)Recount();
   return status;
 }
 
@@ -206,17 +245,17 @@ absl::Status SpillCore::EraseIf(const SpillKey& key, uint64_t sequence) {
 absl::Status SpillCore::DropDead() {
   {
     MutexLock lock(mu_);
-    if (segments_.Dead().empty()) return absl::OkStatus();
+    if (figures_.segments.Dead().empty()) return absl::OkStatus();
   }
   const Turn turn(*this, dropping_);
   std::vector<SpillSegment> dead;
   {
     MutexLock lock(mu_);
-    dead = segments_.Dead();
+    dead = figures_.segments.Dead();
   }
   KVT_RETURN_IF_ERROR(db_.DropSegments(dead));
   MutexLock lock(mu_);
-  for (const SpillSegment& segment : dead) segments_.Remove(segment.first);
+  for (const SpillSegment& segment : dead) figures_.segments.Remove(segment.first);
   return absl::OkStatus();
 }
 
@@ -227,9 +266,9 @@ SpillUsage SpillCore::Usage() const {
   SpillUsage usage;
   usage.free_bytes = db_.FreeBytes();
   MutexLock lock(mu_);
-  usage.records = records_;
-  usage.live_bytes = segments_.live_bytes() + entry_bytes_;
-  usage.disk_bytes = segments_.disk_bytes() + entry_disk_bytes;
+  usage.records = figures_.records;
+  usage.live_bytes = figures_.segments.live_bytes() + figures_.entry_bytes;
+  usage.disk_bytes = figures_.segments.disk_bytes() + entry_disk_bytes;
   usage.quota_bytes = options_.quota_bytes;
   usage.failing = !failure_.ok();
   usage.failure = failure_;

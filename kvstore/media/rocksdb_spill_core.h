@@ -86,6 +86,13 @@ class SpillCore {
     SpillCore& core_;
     bool& flag_;
   };
+  struct Figures {
+    SpillSegments segments;
+    uint64_t records = 0;
+    uint64_t entry_bytes = 0;  // of live entries with their keys
+    // A key's entry is replaced; empty: none.
+    void Replace(const SpillKey& key, absl::string_view old_entry, absl::string_view new_entry);
+  };
   struct Live {  // a record to be moved
     SpillKey key;
     uint64_t sequence = 0;
@@ -93,8 +100,9 @@ class SpillCore {
 
   absl::Status CommitEntries(absl::Span<const SpillChange> changes,
                              absl::Span<const NewSegment> segments);
-  void ApplyChange(const SpillKey& key, absl::string_view old_entry, absl::string_view new_entry)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Makes the figures anew from what is on disk and drops halves: at open, and after the database
+  // was opened again under us, when what failed calls wrote may be there. Nobody commits meanwhile.
+  absl::Status Recount();
   bool Fits(uint64_t bytes, uint64_t entry_bytes, uint64_t free_bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Live bytes that may be rewritten now without leaving quota or disk.
@@ -114,9 +122,8 @@ class SpillCore {
   bool committing_ ABSL_GUARDED_BY(mu_) = false;
   bool rewriting_ ABSL_GUARDED_BY(mu_) = false;
   bool dropping_ ABSL_GUARDED_BY(mu_) = false;
-  SpillSegments segments_ ABSL_GUARDED_BY(mu_);
-  uint64_t records_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t entry_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // of live entries with their keys
+  Figures figures_ ABSL_GUARDED_BY(mu_);
+  uint64_t counted_generation_ ABSL_GUARDED_BY(mu_) = 0;  // of the database
   uint64_t reserved_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t next_sequence_ ABSL_GUARDED_BY(mu_) = 1;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);

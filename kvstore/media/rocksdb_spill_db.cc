@@ -4,6 +4,7 @@
 #include <rocksdb/convenience.h>
 #include <rocksdb/env.h>
 #include <rocksdb/filter_policy.h>
+#include <rocksdb/listener.h>
 #include <rocksdb/table.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
@@ -12,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kernels/base/clock.h"
 #include "kvstore/media/rocksdb_spill_format.h"
 
 namespace kvt {
@@ -21,10 +23,17 @@ constexpr uint64_t kEntryMemtableBytes = 8 * kMiB;
 constexpr uint64_t kEntryFileBytes = 16 * kMiB;
 constexpr int kOpenFilesMin = 64;
 constexpr int kOpenFilesMax = 8192;
+constexpr absl::Duration kReopenWait = absl::Seconds(5);
 // Logs, MANIFEST, OPTIONS, CURRENT.
 constexpr uint64_t kOwnFilesBytes = kMiB;
 
-rocksdb::Slice SliceOf(absl::string_view text) { return {text.data(), text.size()}; }
+class NoAutoRecovery final : public rocksdb::EventListener {
+ public:
+  void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status,
+                            bool* auto_recovery) override {
+    *auto_recovery = false;
+  }
+};
 
 // Half of what the process may open: every segment's file stays open while there is room.
 int OpenFilesMax() {
@@ -51,6 +60,11 @@ rocksdb::DBOptions DbOptionsOf(const RocksDbSpillOptions& options) {
   db.keep_log_file_num = 2;
   db.stats_dump_period_sec = 0;
   db.stats_persist_period_sec = 0;
+  // After an error it is opened anew, by us: RocksDB's own ways back wait for seconds, give up
+  // after some errors, and after others end the process (its package keeps its assertions).
+  db.max_bgerror_resume_count = 0;
+  db.listeners.push_back(std::make_shared<NoAutoRecovery>());
+  db.avoid_flush_during_recovery = true;  // opens on a full disk
   // Up to the first torn entry of the log: what was synced lies before it.
   db.wal_recovery_mode = rocksdb::WALRecoveryMode::kPointInTimeRecovery;
   return db;
@@ -96,51 +110,150 @@ absl::StatusOr<std::unique_ptr<RocksDbSpillDb>> RocksDbSpillDb::Open(
   std::unique_ptr<RocksDbSpillDb> self(new RocksDbSpillDb());
   self->folder_ = options.folder;
   self->staging_ = absl::StrCat(options.folder, "/staging");
-  if (file_system != nullptr) self->env_ = rocksdb::NewCompositeEnv(file_system);
-  rocksdb::Env* env = self->env_ != nullptr ? self->env_.get() : rocksdb::Env::Default();
-  rocksdb::DBOptions db_options = DbOptionsOf(options);
-  db_options.env = env;
-  const rocksdb::ColumnFamilyOptions value_options = ValueOptionsOf();
-
-  const std::vector<rocksdb::ColumnFamilyDescriptor> families = {
-      {rocksdb::kDefaultColumnFamilyName, EntryOptionsOf(options)}, {"values", value_options}};
-  std::vector<rocksdb::ColumnFamilyHandle*> handles;
-  rocksdb::DB* db = nullptr;
-  const rocksdb::Status opened =
-      rocksdb::DB::Open(db_options, absl::StrCat(options.folder, "/db"), families, &handles, &db);
-  if (!opened.ok()) {
-    absl::Status status = self->Translate(opened, "open");
-    if (absl::IsDataLoss(status)) {
-      return absl::DataLossError(
-          absl::StrCat(status.message(), "; stop the store and empty the folder"));
-    }
-    return status;
-  }
-  self->db_.reset(db);
-  self->entries_ = handles[0];
-  self->values_ = handles[1];
-
-  self->writer_options_ = rocksdb::Options(db_options, value_options);
-  self->writer_env_options_ = rocksdb::EnvOptions(db_options);
+  self->fs_ = std::make_shared<RocksDbSpillFs>(
+      file_system != nullptr ? file_system : rocksdb::FileSystem::Default());
+  self->env_ = rocksdb::NewCompositeEnv(self->fs_);
+  self->db_options_ = DbOptionsOf(options);
+  self->db_options_.env = self->env_.get();
+  const rocksdb::ColumnFamilyOptions values = ValueOptionsOf();
+  self->families_ = {{rocksdb::kDefaultColumnFamilyName, EntryOptionsOf(options)},
+                     {"values", values}};
+  self->writer_options_ = rocksdb::Options(self->db_options_, values);
+  self->writer_env_options_ = rocksdb::EnvOptions(self->db_options_);
   self->writer_env_options_.use_direct_writes = options.direct_io;
   self->writer_env_options_.writable_file_max_buffer_size = options.write_buffer_bytes;
+  KVT_RETURN_IF_ERROR(self->OpenDb());
 
   // Nobody else has the folder now.
   std::vector<std::string> left;
-  (void)env->CreateDirIfMissing(self->staging_);
-  const rocksdb::Status listed = env->GetChildren(self->staging_, &left);
+  const rocksdb::Status listed = self->env_->GetChildren(self->staging_, &left);
   if (!listed.ok()) return self->Translate(listed, "open staging");
   for (const std::string& name : left) {
-    if (name != "." && name != "..") (void)env->DeleteFile(absl::StrCat(self->staging_, "/", name));
+    if (name != "." && name != "..")
+      (void)self->env_->DeleteFile(absl::StrCat(self->staging_, "/", name));
   }
   return self;
 }
 
-RocksDbSpillDb::~RocksDbSpillDb() {
+absl::Status RocksDbSpillDb::OpenDb() {
+  std::vector<rocksdb::ColumnFamilyHandle*> handles;
+  rocksdb::DB* db = nullptr;
+  const rocksdb::Status opened =
+      rocksdb::DB::Open(db_options_, absl::StrCat(folder_, "/db"), families_, &handles, &db);
+  if (!opened.ok()) {
+    const absl::Status status = Translate(opened, "open");
+    if (!absl::IsDataLoss(status)) return status;
+    return absl::DataLossError(
+        absl::StrCat(status.message(), "; stop the store and empty the folder"));
+  }
+  db_.reset(db);
+  entries_ = handles[0];
+  values_ = handles[1];
+  return absl::OkStatus();
+}
+
+void RocksDbSpillDb::CloseDb() {
   if (db_ == nullptr) return;
   (void)db_->DestroyColumnFamilyHandle(entries_);
   (void)db_->DestroyColumnFamilyHandle(values_);
   (void)db_->Close();
+  db_.reset();
+  fs_->Forget();
+}
+
+RocksDbSpillDb::~RocksDbSpillDb() { CloseDb(); }
+
+uint64_t RocksDbSpillDb::generation() const {
+  MutexLock lock(mu_);
+  return generation_;
+}
+
+RocksDbSpillDb::Use::Use(const RocksDbSpillDb& db) : db_(db) {
+  MutexLock lock(db_.mu_);
+  while (db_.reopening_) (void)db_.changed_.WaitFor(db_.mu_, kReopenWait);
+  ++db_.uses_;
+}
+
+RocksDbSpillDb::Use::~Use() {
+  MutexLock lock(db_.mu_);
+  if (--db_.uses_ == 0) db_.changed_.NotifyAll();
+}
+
+absl::Status RocksDbSpillDb::Use::status() const {
+  if (db_.db_ != nullptr) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("spill folder ", db_.folder_, ": could not be opened again"));
+}
+
+absl::Status RocksDbSpillDb::Probe() const {
+  const std::string path = absl::StrCat(staging_, "/probe");
+  const std::string block(kEntryMemtableBytes, 'p');  // as much as opening may write
+  const rocksdb::Status status =
+      rocksdb::WriteStringToFile(db_options_.env, block, path, /*should_sync=*/true);
+  (void)db_options_.env->DeleteFile(path);
+  return Translate(status, "probe the disk");
+}
+
+absl::Status RocksDbSpillDb::Reopen() {
+  KVT_RETURN_IF_ERROR(Probe());
+  MutexLock lock(mu_);
+  reopening_ = true;
+  // A scan whose visitor writes waits for itself here.
+  const absl::Time until = RealClock::Get().Now() + kReopenWait;
+  while (uses_ > 0 && RealClock::Get().Now() < until) {
+    (void)changed_.WaitFor(mu_, until - RealClock::Get().Now());
+  }
+  absl::Status status = absl::UnavailableError(absl::StrCat(
+      "spill folder ", folder_, ": cannot be opened again while a scan or a read goes on"));
+  if (uses_ == 0) {
+    CloseDb();
+    status = OpenDb();
+    ++generation_;
+    refusing_ = !status.ok();
+  }
+  reopening_ = false;
+  changed_.NotifyAll();
+  return status;
+}
+
+bool RocksDbSpillDb::refusing() const {
+  MutexLock lock(mu_);
+  return refusing_;
+}
+
+void RocksDbSpillDb::SetRefusing() {
+  MutexLock lock(mu_);
+  refusing_ = true;
+}
+
+RocksDbSpillDb::Turn::Turn(RocksDbSpillDb& db) : db_(db) {
+  MutexLock lock(db_.mu_);
+  while (db_.persisting_) (void)db_.changed_.WaitFor(db_.mu_, kReopenWait);
+  db_.persisting_ = true;
+}
+
+RocksDbSpillDb::Turn::~Turn() {
+  MutexLock lock(db_.mu_);
+  db_.persisting_ = false;
+  db_.changed_.NotifyAll();
+}
+
+absl::Status RocksDbSpillDb::Persisting(absl::string_view what,
+                                        absl::FunctionRef<rocksdb::Status()> call) {
+  const Turn turn(*this);
+  absl::Status status;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    if (refusing()) {
+      const absl::Status reopened = Reopen();
+      if (!reopened.ok()) return status.ok() ? reopened : status;
+    }
+    const Use use(*this);
+    status = use.status();
+    if (status.ok()) status = Translate(call(), what);
+    if (status.ok()) return status;
+    SetRefusing();
+  }
+  return status;
 }
 
 absl::Status RocksDbSpillDb::Translate(const rocksdb::Status& status,
@@ -155,13 +268,6 @@ absl::Status RocksDbSpillDb::Translate(const rocksdb::Status& status,
   return absl::UnavailableError(message);
 }
 
-absl::Status RocksDbSpillDb::Resuming(absl::string_view what,
-                                      const std::function<rocksdb::Status()>& call) {
-  rocksdb::Status status = call();
-  if (!status.ok() && db_->Resume().ok()) status = call();
-  return Translate(status, what);
-}
-
 // ---- entries ----
 
 std::vector<absl::StatusOr<std::string>> RocksDbSpillDb::GetEntries(
@@ -170,6 +276,11 @@ std::vector<absl::StatusOr<std::string>> RocksDbSpillDb::GetEntries(
   if (keys.empty()) return entries;
   entries.reserve(keys.size());
   const std::vector<rocksdb::Slice> slices(keys.begin(), keys.end());
+  const Use use(*this);
+  if (!use.status().ok()) {
+    entries.assign(keys.size(), use.status());
+    return entries;
+  }
   std::vector<rocksdb::PinnableSlice> results(keys.size());
   std::vector<rocksdb::Status> statuses(keys.size());
   db_->MultiGet(rocksdb::ReadOptions(), entries_, keys.size(), slices.data(), results.data(),
@@ -187,11 +298,13 @@ std::vector<absl::StatusOr<std::string>> RocksDbSpillDb::GetEntries(
 absl::Status RocksDbSpillDb::WriteEntries(rocksdb::WriteBatch* batch) {
   rocksdb::WriteOptions options;
   options.sync = true;
-  return Resuming("write entries", [&] { return db_->Write(options, batch); });
+  return Persisting("write entries", [&] { return db_->Write(options, batch); });
 }
 
 absl::Status RocksDbSpillDb::ScanEntries(
     const std::function<bool(absl::string_view, absl::string_view)>& visit) const {
+  const Use use(*this);
+  KVT_RETURN_IF_ERROR(use.status());
   rocksdb::ReadOptions options;
   options.fill_cache = false;
   options.readahead_size = 2 * kMiB;
@@ -207,18 +320,26 @@ absl::Status RocksDbSpillDb::ScanEntries(
 absl::Status RocksDbSpillDb::PurgeEntries() {
   rocksdb::FlushOptions flush;
   flush.allow_write_stall = true;
-  KVT_RETURN_IF_ERROR(Resuming("flush entries", [&] { return db_->Flush(flush, entries_); }));
+  KVT_RETURN_IF_ERROR(Persisting("flush entries", [&] { return db_->Flush(flush, entries_); }));
+  const Use use(*this);
+  KVT_RETURN_IF_ERROR(use.status());
   rocksdb::CompactRangeOptions range;
   range.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForceOptimized;
   range.allow_write_stall = true;
-  KVT_RETURN_IF_ERROR(Resuming(
-      "compact entries", [&] { return db_->CompactRange(range, entries_, nullptr, nullptr); }));
+  // Beside writes: it takes long.
+  const rocksdb::Status compacted = db_->CompactRange(range, entries_, nullptr, nullptr);
+  if (!compacted.ok()) {
+    SetRefusing();
+    return Translate(compacted, "compact entries");
+  }
   // Deletes what is obsolete before it returns; RocksDB would do it some time later.
   KVT_RETURN_IF_ERROR(Translate(db_->DisableFileDeletions(), "purge"));
   return Translate(db_->EnableFileDeletions(/*force=*/false), "purge");
 }
 
 uint64_t RocksDbSpillDb::EntryDiskBytes() const {
+  const Use use(*this);
+  if (!use.status().ok()) return kOwnFilesBytes;
   uint64_t tables = 0;
   uint64_t memory = 0;
   (void)db_->GetIntProperty(entries_, rocksdb::DB::Properties::kTotalSstFilesSize, &tables);
@@ -239,9 +360,7 @@ RocksDbSpillDb::Writer::~Writer() {
 }
 
 absl::Status RocksDbSpillDb::Writer::Open() {
-  file_ = std::make_unique<rocksdb::SstFileWriter>(db_.writer_env_options_, db_.writer_options_,
-                                                   db_.values_,
-                                                   /*invalidate_page_cache=*/true);
+  file_ = std::make_unique<rocksdb::SstFileWriter>(db_.writer_env_options_, db_.writer_options_);
   return db_.Translate(file_->Open(path_), "begin segment");
 }
 
@@ -270,11 +389,17 @@ absl::Status RocksDbSpillDb::Ingest(absl::Span<const std::string> paths) {
   options.write_global_seqno = false;
   options.fail_if_not_bottommost_level = true;
   const std::vector<std::string> files(paths.begin(), paths.end());
-  return Resuming("take segments in",
-                  [&] { return db_->IngestExternalFile(values_, files, options); });
+  return Persisting("take segments in", [&] {
+    const uint64_t number = fs_->BeginIngestion();
+    rocksdb::Status status = db_->IngestExternalFile(values_, files, options);
+    fs_->EndIngestion(number, files, status.ok());
+    return status;
+  });
 }
 
 absl::StatusOr<std::vector<SpillSegment>> RocksDbSpillDb::ListSegments() const {
+  const Use use(*this);
+  KVT_RETURN_IF_ERROR(use.status());
   rocksdb::ColumnFamilyMetaData meta;
   db_->GetColumnFamilyMetaData(values_, &meta);
   std::vector<SpillSegment> segments;
@@ -305,17 +430,22 @@ absl::Status RocksDbSpillDb::DropSegments(absl::Span<const SpillSegment> segment
   std::vector<rocksdb::Slice> slices(keys.begin(), keys.end());
   std::vector<rocksdb::RangePtr> ranges;
   for (size_t i = 0; i < slices.size(); i += 2) ranges.emplace_back(&slices[i], &slices[i + 1]);
-  return Resuming("drop segments", [&] {
+  return Persisting("drop segments", [&] {
     return rocksdb::DeleteFilesInRanges(db_.get(), values_, ranges.data(), ranges.size());
   });
 }
 
-absl::Status RocksDbSpillDb::ReadRecord(uint64_t sequence, rocksdb::PinnableSlice* value) const {
+absl::Status RocksDbSpillDb::ReadRecord(
+    uint64_t sequence, absl::FunctionRef<absl::Status(absl::string_view)> use_bytes) const {
+  const Use use(*this);
+  KVT_RETURN_IF_ERROR(use.status());
   rocksdb::ReadOptions options;
   options.fill_cache = false;
   const std::string key = EncodeSpillSequence(sequence);
-  const rocksdb::Status status = db_->Get(options, values_, SliceOf(key), value);
-  return status.ok() ? absl::OkStatus() : Translate(status, "read record");
+  rocksdb::PinnableSlice value;
+  const rocksdb::Status status = db_->Get(options, values_, key, &value);
+  if (!status.ok()) return Translate(status, "read record");
+  return use_bytes({value.data(), value.size()});
 }
 
 uint64_t RocksDbSpillDb::FreeBytes() const {

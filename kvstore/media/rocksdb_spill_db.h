@@ -4,8 +4,9 @@
 //   no space -> ResourceExhausted; damaged or missing file -> DataLoss; other I/O error ->
 //   Unavailable
 //
-// A write that fails leaves RocksDB refusing writes; each call that writes first has it resume.
-// Thread-safe; owned by the store.
+// A write that fails can leave RocksDB refusing all that follow. Such a call probes the disk; when
+// it takes the probe, the database is opened anew under the calls, and generation() changes: what
+// failed calls wrote may be there or not. Thread-safe; owned by the store.
 #pragma once
 
 #include <rocksdb/db.h>
@@ -19,9 +20,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/base/mutex.h"
+#include "kvstore/media/rocksdb_spill_fs.h"
 #include "kvstore/media/rocksdb_spill_segments.h"
 #include "kvstore/media/rocksdb_spill_store.h"
 
@@ -75,26 +79,72 @@ class RocksDbSpillDb {
   // As found at open.
   absl::StatusOr<std::vector<SpillSegment>> ListSegments() const;
   absl::Status DropSegments(absl::Span<const SpillSegment> segments);
-  // `bytes` is valid until `value` changes. NotFound: the segment is gone.
-  absl::Status ReadRecord(uint64_t sequence, rocksdb::PinnableSlice* value) const;
+  // Calls `use_bytes` with its bytes, if there is one, and returns what that does. NotFound: the
+  // segment is gone.
+  absl::Status ReadRecord(uint64_t sequence,
+                          absl::FunctionRef<absl::Status(absl::string_view)> use_bytes) const;
 
   // Free bytes of the file system.
   [[nodiscard]] uint64_t FreeBytes() const;
+  // How often the database was opened.
+  [[nodiscard]] uint64_t generation() const;
 
  private:
+  // The database stays open while one lives.
+  class Use {
+   public:
+    explicit Use(const RocksDbSpillDb& db);
+    ~Use();
+    // Unavailable: it could not be opened anew.
+    [[nodiscard]] absl::Status status() const;
+
+   private:
+    const RocksDbSpillDb& db_;
+  };
+
+  // Writes of entries and of the MANIFEST, one at a time: RocksDB fails an assertion when it is
+  // asked to take files in after such a write has failed.
+  class Turn {
+   public:
+    explicit Turn(RocksDbSpillDb& db);
+    ~Turn();
+
+   private:
+    RocksDbSpillDb& db_;
+  };
+
   RocksDbSpillDb() = default;
+  absl::Status OpenDb();
+  void CloseDb();
   absl::Status Translate(const rocksdb::Status& status, absl::string_view what) const;
-  // Runs `call`, and once more after RocksDB could resume.
-  absl::Status Resuming(absl::string_view what, const std::function<rocksdb::Status()>& call);
+  // Runs `call`, and once more when the database could be opened anew.
+  absl::Status Persisting(absl::string_view what, absl::FunctionRef<rocksdb::Status()> call);
+  // With the turn.
+  absl::Status Reopen();
+  [[nodiscard]] bool refusing() const;
+  void SetRefusing();
+  absl::Status Probe() const;
 
   std::string folder_;
   std::string staging_;
+  std::shared_ptr<RocksDbSpillFs> fs_;
   std::unique_ptr<rocksdb::Env> env_;
+  rocksdb::DBOptions db_options_;
+  std::vector<rocksdb::ColumnFamilyDescriptor> families_;
   rocksdb::Options writer_options_;
   rocksdb::EnvOptions writer_env_options_;
+  // Changed by OpenDb and CloseDb only, when there is no Use.
   std::unique_ptr<rocksdb::DB> db_;
   rocksdb::ColumnFamilyHandle* entries_ = nullptr;
   rocksdb::ColumnFamilyHandle* values_ = nullptr;
+
+  mutable Mutex mu_;
+  mutable CondVar changed_;
+  mutable int uses_ ABSL_GUARDED_BY(mu_) = 0;
+  bool reopening_ ABSL_GUARDED_BY(mu_) = false;
+  bool persisting_ ABSL_GUARDED_BY(mu_) = false;
+  bool refusing_ ABSL_GUARDED_BY(mu_) = false;  // a write failed since it was opened
+  uint64_t generation_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace kvt

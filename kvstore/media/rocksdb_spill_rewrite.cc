@@ -23,13 +23,14 @@ bool SpillCore::Fits(uint64_t bytes, uint64_t entry_bytes, uint64_t free_bytes) 
   const uint64_t wanted = reserved_ + bytes;
   if (wanted + options_.free_bytes_min > free_bytes) return false;
   if (options_.quota_bytes == 0) return true;
-  return segments_.disk_bytes() + entry_bytes + wanted + segment_bytes_ <= options_.quota_bytes;
+  return figures_.segments.disk_bytes() + entry_bytes + wanted + segment_bytes_ <=
+         options_.quota_bytes;
 }
 
 uint64_t SpillCore::RewriteMax(uint64_t entry_bytes, uint64_t free_bytes) const {
   uint64_t room = free_bytes - std::min(free_bytes, reserved_);
   if (options_.quota_bytes != 0) {
-    const uint64_t used = segments_.disk_bytes() + entry_bytes + reserved_;
+    const uint64_t used = figures_.segments.disk_bytes() + entry_bytes + reserved_;
     room = std::min(room, options_.quota_bytes - std::min(options_.quota_bytes, used));
   }
   return room;
@@ -46,26 +47,26 @@ absl::Status SpillCore::Reserve(uint64_t bytes) {
         reserved_ += bytes;
         return absl::OkStatus();
       }
-      const SpillSegment* victim = segments_.Worst(RewriteMax(entry_bytes, free_bytes));
+      const SpillSegment* victim = figures_.segments.Worst(RewriteMax(entry_bytes, free_bytes));
       // Each round takes garbage away, or it is the last.
-      if (victim == nullptr || segments_.garbage_bytes() >= garbage) {
+      if (victim == nullptr || figures_.segments.garbage_bytes() >= garbage) {
         const bool disk = reserved_ + bytes + options_.free_bytes_min > free_bytes;
         return absl::ResourceExhaustedError(absl::StrCat(
             "spill folder ", options_.folder, ": no room for ", FormatBytes(bytes), ": ",
             disk ? absl::StrCat(FormatBytes(free_bytes), " free on the disk, of which ",
                                 FormatBytes(options_.free_bytes_min), " stay free")
-                 : absl::StrCat(FormatBytes(segments_.disk_bytes() + entry_bytes),
+                 : absl::StrCat(FormatBytes(figures_.segments.disk_bytes() + entry_bytes),
                                 " of the quota of ", FormatBytes(options_.quota_bytes),
                                 " in use, of which ", FormatBytes(segment_bytes_),
                                 " are for rewriting")));
       }
-      garbage = segments_.garbage_bytes();
+      garbage = figures_.segments.garbage_bytes();
     }
     const Turn turn(*this, rewriting_);
     std::vector<SpillSegment> victims;
     {
       MutexLock lock(mu_);
-      const SpillSegment* victim = segments_.Worst(RewriteMax(entry_bytes, free_bytes));
+      const SpillSegment* victim = figures_.segments.Worst(RewriteMax(entry_bytes, free_bytes));
       if (victim != nullptr) victims.push_back(*victim);
     }
     KVT_RETURN_IF_ERROR(Rewrite(victims));
@@ -77,12 +78,14 @@ std::vector<SpillSegment> SpillCore::TidyVictims() const {
   const uint64_t free_bytes = db_.FreeBytes();
   MutexLock lock(mu_);
   const uint64_t room = RewriteMax(entry_bytes, free_bytes);
-  if (segments_.garbage_bytes() > std::max(kGarbageBytesMin, segments_.live_bytes() / 3)) {
-    const SpillSegment* worst = segments_.Worst(room);
+  if (figures_.segments.garbage_bytes() >
+      std::max(kGarbageBytesMin, figures_.segments.live_bytes() / 3)) {
+    const SpillSegment* worst = figures_.segments.Worst(room);
     if (worst != nullptr) return {*worst};
   }
-  if (segments_.count() > kSegmentsMax) {
-    std::vector<SpillSegment> small = segments_.Smallest(kMergeMax, std::min(room, segment_bytes_));
+  if (figures_.segments.count() > kSegmentsMax) {
+    std::vector<SpillSegment> small =
+        figures_.segments.Smallest(kMergeMax, std::min(room, segment_bytes_));
     if (small.size() > 1) return small;
   }
   return {};
@@ -111,7 +114,7 @@ absl::Status SpillCore::Reclaim() {
   std::vector<SpillSegment> all;
   {
     MutexLock lock(mu_);
-    all = segments_.WithGarbage();
+    all = figures_.segments.WithGarbage();
   }
   for (const SpillSegment& segment : all) KVT_RETURN_IF_ERROR(Rewrite({&segment, 1}));
   KVT_RETURN_IF_ERROR(DropDead());
@@ -119,10 +122,11 @@ absl::Status SpillCore::Reclaim() {
 }
 
 absl::StatusOr<std::vector<SpillCore::Live>> SpillCore::LiveOf(const SpillSegment& segment) const {
-  rocksdb::PinnableSlice bytes;
   absl::StatusOr<std::vector<SpillKey>> keys = absl::DataLossError("");
-  const absl::Status read = db_.ReadRecord(segment.last, &bytes);
-  if (read.ok()) keys = DecodeSpillContents(segment.first, {bytes.data(), bytes.size()});
+  const absl::Status read = db_.ReadRecord(segment.last, [&](absl::string_view bytes) {
+    keys = DecodeSpillContents(segment.first, bytes);
+    return absl::OkStatus();
+  });
   std::vector<Live> live;
   if (!keys.ok()) {
     if (!read.ok() && !absl::IsDataLoss(read) && !absl::IsNotFound(read)) return read;
@@ -178,19 +182,25 @@ absl::Status SpillCore::MoveSome(absl::Span<const Live> live, size_t* taken) {
     absl::StatusOr<SpillEntry> entry = absl::NotFoundError("");
     if (old.ok()) entry = DecodeSpillEntry(record.key, *old);
     if (!entry.ok() || entry->sequence != record.sequence) continue;  // erased or replaced since
-    rocksdb::PinnableSlice bytes;
-    const absl::Status read = db_.ReadRecord(record.sequence, &bytes);
-    if (!read.ok() && !absl::IsDataLoss(read) && !absl::IsNotFound(read)) return read;
-    if (!read.ok() || bytes.size() != entry->bytes ||
-        SpillRecordChecksum(record.key, bytes.data(), bytes.size()) != entry->checksum) {
+    absl::Status added;
+    const absl::Status read = db_.ReadRecord(record.sequence, [&](absl::string_view bytes) {
+      if (bytes.size() != entry->bytes ||
+          SpillRecordChecksum(record.key, bytes.data(), bytes.size()) != entry->checksum) {
+        return absl::DataLossError("damaged");
+      }
+      added = writer->Add(first + keys.size(), bytes.data(), bytes.size());
+      return absl::OkStatus();
+    });
+    KVT_RETURN_IF_ERROR(added);
+    if (absl::IsDataLoss(read) || absl::IsNotFound(read)) {
       changes.push_back({record.key, "", record.sequence});  // damaged
       continue;
     }
-    KVT_RETURN_IF_ERROR(writer->Add(first + keys.size(), bytes.data(), bytes.size()));
+    KVT_RETURN_IF_ERROR(read);
     entry->sequence = first + keys.size();
     changes.push_back({record.key, EncodeSpillEntry(record.key, *entry), record.sequence});
     keys.push_back(record.key);
-    written += bytes.size();
+    written += entry->bytes;
   }
   if (keys.empty()) return Commit({}, changes);
   const std::string contents = EncodeSpillContents(first, keys);

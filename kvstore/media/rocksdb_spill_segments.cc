@@ -60,6 +60,14 @@ void SpillSegments::SubLive(uint64_t sequence, uint64_t bytes) {
   if (segment->committed) garbage_bytes_ += segment->GarbageBytes();
 }
 
+std::vector<SpillSegment> SpillSegments::BeingWritten() const {
+  std::vector<SpillSegment> found;
+  for (const auto& [first, segment] : segments_) {
+    if (!segment.committed) found.push_back(segment);
+  }
+  return found;
+}
+
 std::vector<SpillSegment> SpillSegments::Dead() const {
   std::vector<SpillSegment> dead;
   for (const auto& [first, segment] : segments_) {

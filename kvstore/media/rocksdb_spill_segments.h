@@ -42,6 +42,7 @@ class SpillSegments {
   [[nodiscard]] uint64_t disk_bytes() const { return disk_bytes_; }
   [[nodiscard]] uint64_t live_bytes() const { return live_bytes_; }
   [[nodiscard]] uint64_t garbage_bytes() const { return garbage_bytes_; }
+  [[nodiscard]] std::vector<SpillSegment> BeingWritten() const;
   // Committed ones, by what they are good for.
   [[nodiscard]] std::vector<SpillSegment> Dead() const;
   [[nodiscard]] std::vector<SpillSegment> WithGarbage() const;

@@ -159,17 +159,14 @@ absl::Status RocksDbSpillStore::WriteAll(absl::Span<const SpillWrite* const> bat
 absl::Status RocksDbSpillStore::ReadOne(const SpillRead& read, uint64_t sequence,
                                         uint64_t checksum) {
   for (int attempt = 0; attempt < kReadAttempts; ++attempt) {
-    rocksdb::PinnableSlice value;
-    absl::Status status = db_->ReadRecord(sequence, &value);
-    if (status.ok()) {
-      if (value.size() == read.bytes.size() &&
-          CopySpillRecord(read.key, read.bytes.data(), value.data(), value.size()) == checksum) {
+    const absl::Status status = db_->ReadRecord(sequence, [&](absl::string_view bytes) {
+      if (bytes.size() == read.bytes.size() &&
+          CopySpillRecord(read.key, read.bytes.data(), bytes.data(), bytes.size()) == checksum) {
         return absl::OkStatus();
       }
-      status = absl::DataLossError("spilled record is damaged");
-    } else if (!absl::IsNotFound(status) && !absl::IsDataLoss(status)) {
-      return status;
-    }
+      return absl::DataLossError("spilled record is damaged");
+    });
+    if (status.ok() || (!absl::IsNotFound(status) && !absl::IsDataLoss(status))) return status;
     // Damaged, or moved or replaced since its entry was read.
     KVT_ASSIGN_OR_RETURN(const SpillCore::Found now, core_.Lookup(read.key));
     if (now.sequence == sequence) {

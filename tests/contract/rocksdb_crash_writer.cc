@@ -2,6 +2,8 @@
 // reclaims until it is killed.
 //
 //   spill_crash_writer FOLDER JOURNAL LOG SEED VERSION LYING
+#include <unistd.h>
+
 #include <cstdlib>
 #include <thread>
 
@@ -76,6 +78,7 @@ int main(int argc, char** argv) {
   const uint64_t version = std::strtoull(argv[5], nullptr, 10);
   auto store = kvt::OpenRocksDbSpillStoreOn(options, fs);
   KVT_CHECK(store.ok(), store.status().ToString());
+  KVT_CHECK(write(STDOUT_FILENO, ".", 1) == 1);
   std::vector<std::thread> threads;
   for (int writer = 0; writer < kvt::kWriters; ++writer) {
     threads.emplace_back([&, writer] {

@@ -27,7 +27,12 @@ class SpillCrashTest : public testing::Test {
     Program writer({absl::StrCat(KVT_BINARY_DIR, "/bin/spill_crash_writer"), folder_, journal_,
                     log_, absl::StrCat(random.Below(1'000'000)),
                     absl::StrCat(model_.version_max() + 1), lying ? "1" : "0"});
-    (void)writer.AwaitOutput(1, life);  // it says nothing: so long
+    // It says one byte when it writes. One in four is killed so long after its start, while it
+    // opens perhaps.
+    if (random.Below(4) != 0) {
+      EXPECT_TRUE(writer.AwaitOutput(1, absl::Seconds(20)));
+    }
+    (void)writer.AwaitOutput(2, life);
     writer.Signal(SIGKILL);
     const ProgramResult result = writer.Finish(absl::Seconds(20));
     EXPECT_EQ(result.code, 128 + SIGKILL) << result.err;
@@ -73,8 +78,8 @@ TEST_F(SpillCrashTest, F7_KilledAtRandomInstantsUnsyncedWritesLost_IndexEqualsRe
       kKills, model_.acknowledged(), model_.checked(), model_.unacknowledged_found(),
       total.files_gone, total.files_cut, total.renames_undone, total.bytes_gone / 1024);
   // The test is of something.
-  EXPECT_GT(model_.acknowledged(), 500u);
-  EXPECT_GT(total.files_gone + total.files_cut, 20u);
+  EXPECT_GT(model_.acknowledged(), 200u);
+  EXPECT_GT(total.files_gone + total.files_cut, 10u);
   EXPECT_GT(total.bytes_gone, 1'000'000u);
 }
 
