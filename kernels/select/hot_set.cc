@@ -1,0 +1,124 @@
+#include "kernels/select/hot_set.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "kernels/base/check.h"
+
+namespace kvt {
+
+bool HotSet::Contains(int32_t block) const {
+  return std::find(order_.begin(), order_.end(), block) != order_.end();
+}
+
+HotSet::Change HotSet::Use(absl::Span<const int32_t> blocks) {
+  KVT_CHECK(static_cast<int>(blocks.size()) <= capacity_, "selected=", blocks.size(), " capacity=",
+            capacity_);
+  const absl::flat_hash_set<int32_t> held(order_.begin(), order_.end());
+  const absl::flat_hash_set<int32_t> wanted(blocks.begin(), blocks.end());
+  KVT_CHECK(wanted.size() == blocks.size(), "a block is selected twice");
+  Change change;
+  std::vector<int32_t> order;
+  order.reserve(order_.size() + blocks.size());
+  for (const int32_t block : blocks) {
+    if (held.contains(block)) {
+      order.push_back(block);
+    } else {
+      change.misses.push_back(block);
+    }
+  }
+  order.insert(order.end(), change.misses.begin(), change.misses.end());
+  for (const int32_t block : order_) {
+    if (!wanted.contains(block)) order.push_back(block);
+  }
+  order_ = std::move(order);
+  change.evicted = SetCapacity(capacity_);
+  return change;
+}
+
+std::vector<int32_t> HotSet::SetCapacity(int capacity) {
+  KVT_CHECK(capacity >= 0, "capacity=", capacity);
+  capacity_ = capacity;
+  if (size() <= capacity) return {};
+  std::vector<int32_t> evicted(order_.begin() + capacity, order_.end());
+  order_.resize(static_cast<size_t>(capacity));
+  return evicted;
+}
+
+std::vector<int> HotSetMisses(const SelectionTrace& trace, int capacity) {
+  HotSet set(capacity);
+  std::vector<int> misses;
+  for (size_t step = 0; step < trace.size(); ++step) {
+    const HotSet::Change change = set.Use(trace[step]);
+    if (step > 0) misses.push_back(static_cast<int>(change.misses.size()));
+  }
+  return misses;
+}
+
+std::vector<int> BeladyMisses(const SelectionTrace& trace, int capacity) {
+  // next[step][i]: the step after `step` that selects trace[step][i] again.
+  constexpr size_t kNever = std::numeric_limits<size_t>::max();
+  std::vector<std::vector<size_t>> next(trace.size());
+  absl::flat_hash_map<int32_t, size_t> seen;
+  for (size_t step = trace.size(); step-- > 0;) {
+    for (const int32_t block : trace[step]) {
+      const auto it = seen.find(block);
+      next[step].push_back(it == seen.end() ? kNever : it->second);
+    }
+    for (const int32_t block : trace[step]) seen[block] = step;
+  }
+  absl::flat_hash_map<int32_t, size_t> held;  // block -> its next use
+  std::vector<int> misses;
+  for (size_t step = 0; step < trace.size(); ++step) {
+    KVT_CHECK(static_cast<int>(trace[step].size()) <= capacity, "capacity=", capacity);
+    int missed = 0;
+    for (size_t i = 0; i < trace[step].size(); ++i) {
+      if (!held.contains(trace[step][i])) ++missed;
+      held[trace[step][i]] = next[step][i];
+    }
+    if (step > 0) misses.push_back(missed);
+    if (static_cast<int>(held.size()) <= capacity) continue;
+    std::vector<std::pair<size_t, int32_t>> order;
+    const absl::flat_hash_set<int32_t> wanted(trace[step].begin(), trace[step].end());
+    for (const auto& [block, use] : held) {
+      if (!wanted.contains(block)) order.emplace_back(use, block);
+    }
+    std::sort(order.rbegin(), order.rend());
+    for (size_t i = 0; static_cast<int>(held.size()) > capacity; ++i) held.erase(order[i].second);
+  }
+  return misses;
+}
+
+std::vector<int> DivideSlots(const std::vector<MissCurve>& curves, int least, int step, int total) {
+  KVT_CHECK(step > 0 && !curves.empty(), "step=", step);
+  int left = total - least * static_cast<int>(curves.size());
+  KVT_CHECK(left >= 0, "total=", total, " for ", curves.size(), " layers of ", least);
+  std::vector<size_t> at(curves.size());
+  while (left >= step) {
+    size_t best = curves.size(), best_steps = 0;
+    double best_fall = 0;
+    for (size_t layer = 0; layer < curves.size(); ++layer) {
+      const std::vector<double>& misses = curves[layer].misses;
+      const size_t room = std::min(misses.size() - 1 - at[layer], static_cast<size_t>(left / step));
+      for (size_t steps = 1; steps <= room; ++steps) {
+        const double fall = (misses[at[layer]] - misses[at[layer] + steps]) /
+                            static_cast<double>(steps);
+        if (fall > best_fall) {
+          best = layer;
+          best_steps = steps;
+          best_fall = fall;
+        }
+      }
+    }
+    if (best == curves.size()) break;
+    at[best] += best_steps;
+    left -= step * static_cast<int>(best_steps);
+  }
+  std::vector<int> slots;
+  for (const size_t steps : at) slots.push_back(least + step * static_cast<int>(steps));
+  return slots;
+}
+
+}  // namespace kvt

@@ -1,0 +1,56 @@
+// Which selected blocks of a layer stay on the device (DESIGN 5). Slots hold blocks; a step's
+// selection hits or misses. LRU in which the hits of a step rank above its fresh misses: a block that
+// is seen once does not push out one that comes again. Also Belady's optimum over a recorded trace,
+// and the division of slots among layers by their miss curves. Pure.
+// Owner: the decode engine, one per sequence and layer. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace kvt {
+
+class HotSet {
+ public:
+  // capacity >= the largest selection that will be used.
+  explicit HotSet(int capacity) : capacity_(capacity) {}
+
+  struct Change {
+    std::vector<int32_t> misses;   // to fetch, ascending as in the selection
+    std::vector<int32_t> evicted;  // whose slots are free now
+  };
+  // The step selects `blocks` (distinct). Nothing selected is evicted.
+  Change Use(absl::Span<const int32_t> blocks);
+  // More slots, or fewer: then returns what was evicted.
+  std::vector<int32_t> SetCapacity(int capacity);
+
+  [[nodiscard]] int capacity() const { return capacity_; }
+  [[nodiscard]] int size() const { return static_cast<int>(order_.size()); }
+  [[nodiscard]] bool Contains(int32_t block) const;
+
+ private:
+  int capacity_;
+  std::vector<int32_t> order_;  // most to least valuable
+};
+
+// Selections of one layer, step by step.
+using SelectionTrace = std::vector<std::vector<int32_t>>;
+
+// Misses of each step after the first, which fills the empty set.
+[[nodiscard]] std::vector<int> HotSetMisses(const SelectionTrace& trace, int capacity);
+// The same for the policy that knows the future: what is needed again latest, or never, goes first.
+[[nodiscard]] std::vector<int> BeladyMisses(const SelectionTrace& trace, int capacity);
+
+// Misses per step of a layer at capacities least + i * step.
+struct MissCurve {
+  std::vector<double> misses;  // falling; not empty
+};
+// Slots of each layer, in sum at most `total` and as near as steps allow; each layer gets `least` and
+// then, again and again, the layer with the steepest fall of misses per slot (over as many steps as
+// make it steepest) gets those steps. Requires total >= least x layers.
+[[nodiscard]] std::vector<int> DivideSlots(const std::vector<MissCurve>& curves, int least, int step,
+                                           int total);
+
+}  // namespace kvt

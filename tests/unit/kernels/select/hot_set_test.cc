@@ -1,0 +1,135 @@
+#include "kernels/select/hot_set.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <numeric>
+
+#include "kernels/base/random.h"
+
+namespace kvt {
+namespace {
+
+using Blocks = std::vector<int32_t>;
+
+TEST(HotSet, HitsRankAboveFreshMisses) {
+  HotSet set(4);
+  EXPECT_EQ(set.Use(Blocks{1, 2}).misses, (Blocks{1, 2}));
+  EXPECT_TRUE(set.Use(Blocks{1, 2}).misses.empty());
+  EXPECT_EQ(set.Use(Blocks{3, 4}).misses, (Blocks{3, 4}));  // full: 3 4 1 2
+  const HotSet::Change change = set.Use(Blocks{1, 5});      // 1 is a hit: 1 5 3 4, 2 goes
+  EXPECT_EQ(change.misses, (Blocks{5}));
+  EXPECT_EQ(change.evicted, (Blocks{2}));
+  EXPECT_EQ(set.Use(Blocks{6}).evicted, (Blocks{4}));  // 6 1 5 3
+  EXPECT_EQ(set.Use(Blocks{1, 7}).evicted, (Blocks{3}));
+  EXPECT_TRUE(set.Contains(1));
+}
+
+TEST(HotSet, SelectionOfFullCapacity_ReplacesEverything) {
+  HotSet set(3);
+  (void)set.Use(Blocks{1, 2, 3});
+  const HotSet::Change change = set.Use(Blocks{4, 5, 6});
+  EXPECT_EQ(change.evicted.size(), 3u);
+  EXPECT_EQ(set.size(), 3);
+  EXPECT_FALSE(set.Contains(1));
+}
+
+TEST(HotSet, FewerSlots_EvictTheLeastValuable) {
+  HotSet set(4);
+  (void)set.Use(Blocks{1, 2, 3, 4});
+  (void)set.Use(Blocks{2});
+  EXPECT_EQ(set.SetCapacity(2), (Blocks{3, 4}));
+  EXPECT_EQ(set.capacity(), 2);
+  EXPECT_TRUE(set.Contains(2));
+}
+
+SelectionTrace RandomTrace(int steps, int blocks, int selected, uint64_t seed) {
+  Random random(seed);
+  SelectionTrace trace;
+  Blocks now;
+  for (int i = 0; i < selected; ++i) now.push_back(i);
+  for (int s = 0; s < steps; ++s) {
+    for (int32_t& block : now) {
+      if (random.Below(3) != 0) continue;
+      int32_t other = 0;
+      do other = static_cast<int32_t>(random.Below(static_cast<uint64_t>(blocks)));
+      while (std::find(now.begin(), now.end(), other) != now.end());
+      block = other;
+    }
+    std::sort(now.begin(), now.end());
+    trace.push_back(now);
+  }
+  return trace;
+}
+
+// The fewest misses of any policy, by trying all ways to evict.
+int FewestMisses(const SelectionTrace& trace, size_t step, Blocks held, int capacity) {
+  if (step == trace.size()) return 0;
+  int missed = 0;
+  for (const int32_t block : trace[step]) {
+    if (std::find(held.begin(), held.end(), block) == held.end()) {
+      held.push_back(block);
+      ++missed;
+    }
+  }
+  if (step == 0) missed = 0;
+  int best = 1 << 20;
+  const std::function<void(Blocks, size_t)> evict = [&](Blocks rest, size_t from) {
+    if (static_cast<int>(rest.size()) <= capacity) {
+      best = std::min(best, FewestMisses(trace, step + 1, rest, capacity));
+      return;
+    }
+    for (size_t i = from; i < rest.size(); ++i) {
+      const Blocks& wanted = trace[step];
+      if (std::find(wanted.begin(), wanted.end(), rest[i]) != wanted.end()) continue;
+      Blocks less = rest;
+      less.erase(less.begin() + static_cast<ptrdiff_t>(i));
+      evict(std::move(less), i);
+    }
+  };
+  evict(held, 0);
+  return missed + best;
+}
+
+TEST(Belady, SmallTraces_NoPolicyMissesLess) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    const SelectionTrace trace = RandomTrace(6, 7, 2, seed);
+    const std::vector<int> misses = BeladyMisses(trace, 3);
+    EXPECT_EQ(std::accumulate(misses.begin(), misses.end(), 0), FewestMisses(trace, 0, {}, 3))
+        << "seed " << seed;
+  }
+}
+
+TEST(Belady, LongTraces_NeverMoreMissesThanTheHotSet) {
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    const SelectionTrace trace = RandomTrace(200, 60, 8, seed);
+    int last = 1 << 20;
+    for (const int capacity : {8, 12, 16, 32}) {
+      const std::vector<int> best = BeladyMisses(trace, capacity);
+      const std::vector<int> ours = HotSetMisses(trace, capacity);
+      const int best_sum = std::accumulate(best.begin(), best.end(), 0);
+      EXPECT_LE(best_sum, std::accumulate(ours.begin(), ours.end(), 0));
+      EXPECT_LE(best_sum, last);
+      last = best_sum;
+    }
+  }
+}
+
+TEST(DivideSlots, GoesToTheSteepestLayers) {
+  const std::vector<MissCurve> curves = {{{10, 1, 0, 0}}, {{2, 1, 0.5, 0.25}}, {{0, 0, 0, 0}}};
+  EXPECT_EQ(DivideSlots(curves, 4, 2, 12), (std::vector<int>{4, 4, 4}));
+  EXPECT_EQ(DivideSlots(curves, 4, 2, 14), (std::vector<int>{6, 4, 4}));
+  EXPECT_EQ(DivideSlots(curves, 4, 2, 17), (std::vector<int>{8, 4, 4}));  // a tie: the lower layer
+  EXPECT_EQ(DivideSlots(curves, 4, 2, 100), (std::vector<int>{8, 10, 4}));
+}
+
+TEST(DivideSlots, FallBehindAFlatPart_IsSeen) {
+  const std::vector<MissCurve> curves = {{{10, 10, 10, 0}}, {{10, 9, 8, 7}}};
+  EXPECT_EQ(DivideSlots(curves, 0, 1, 3), (std::vector<int>{3, 0}));
+  EXPECT_EQ(DivideSlots(curves, 0, 1, 2), (std::vector<int>{0, 2}));
+}
+
+}  // namespace
+}  // namespace kvt
