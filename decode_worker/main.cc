@@ -57,6 +57,7 @@ int WaitForSignal(const sigset_t& signals, absl::Duration timeout) {
 }
 
 absl::Status Run(const Options& options, const sigset_t& stop_signals) {
+  KVT_RETURN_IF_ERROR(WorkerDaemon::CheckHost(options.worker));
   KVT_ASSIGN_OR_RETURN(const ModelHost host, LoadModelHost(options.model));
   KVT_ASSIGN_OR_RETURN(const auto cache, NewKvCache(host, options.decode.slots_bytes,
                                                     2 * options.decode.batch_max));

@@ -10,6 +10,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
+#include "kvstore/client/listen_check.h"
 #include "kvstore/client/tier_client_metrics.h"
 #include "kvstore/transport/shm_transport.h"
 #include "kvstore/transport/ucx_transport.h"
@@ -25,7 +26,23 @@ constexpr absl::Duration kTickMax = absl::Seconds(1);
 // Blocking calls of the engine that run at once: lookups, seals, hand-overs.
 constexpr int kControlThreads = 4;
 
+UcxOptions UcxOf(const ClientOptions& tier) {
+  UcxOptions ucx;
+  ucx.tls = tier.ucx_tls;
+  ucx.net_devices = tier.ucx_net_devices;
+  return ucx;
+}
+
 }  // namespace
+
+absl::Status WorkerDaemon::CheckHost(const WorkerDaemonOptions& options) {
+  KVT_RETURN_IF_ERROR(CheckCanListen(options.node.listen));
+  if (!options.node.metrics_listen.empty()) {
+    KVT_RETURN_IF_ERROR(CheckCanListen(options.node.metrics_listen));
+  }
+  if (options.tier.transport == TierTransport::kShm) return absl::OkStatus();
+  return MakeUcxTransport(UcxOf(options.tier)).status();
+}
 
 absl::StatusOr<std::unique_ptr<WorkerDaemon>> WorkerDaemon::Create(WorkerDaemonOptions options) {
   std::unique_ptr<WorkerDaemon> daemon(new WorkerDaemon(std::move(options)));
@@ -52,10 +69,7 @@ absl::Status WorkerDaemon::Build() {
     transports_.push_back(MakeShmTransport(shm));
   }
   if (options_.tier.transport != TierTransport::kShm) {
-    UcxOptions ucx;
-    ucx.tls = options_.tier.ucx_tls;
-    ucx.net_devices = options_.tier.ucx_net_devices;
-    KVT_ASSIGN_OR_RETURN(auto transport, MakeUcxTransport(ucx));
+    KVT_ASSIGN_OR_RETURN(auto transport, MakeUcxTransport(UcxOf(options_.tier)));
     transports_.push_back(std::move(transport));
   }
   tier_calls_ = std::make_unique<CallPool>(options_.tier.control_threads);

@@ -45,6 +45,9 @@ struct WorkerEvents {
 
 class WorkerDaemon {
  public:
+  // Before the model is loaded, which may take minutes: what of this host would make Create or the
+  // control service fail (addresses, UCX devices and transports). Makes nothing that stays.
+  static absl::Status CheckHost(const WorkerDaemonOptions& options);
   static absl::StatusOr<std::unique_ptr<WorkerDaemon>> Create(WorkerDaemonOptions options);
   ~WorkerDaemon();  // Stop()
 

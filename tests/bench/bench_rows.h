@@ -34,8 +34,18 @@ struct Way {
 
 Way* FindWay(std::vector<Way>& ways, const std::string& name);
 
-// Runs it once and notes rate and processor time; `store_cpu_seconds` may be null.
-void Measure(Way& way, const std::function<double()>& store_cpu_seconds);
+// One measurement on a machine that others use too: `measure` returns its seconds, `waited` the seconds
+// that the measured programs' threads have waited for a processor so far (null: unknown). Repeated, at
+// most kMeasureTries times, while they waited for more than kWaitShareMax of the time; the least
+// disturbed counts. So every contender is treated.
+inline constexpr int kMeasureTries = 8;
+inline constexpr double kWaitShareMax = 0.03;
+double LeastDisturbedSeconds(const std::function<double()>& measure,
+                             const std::function<double()>& waited);
+
+// Runs it so and notes rate and processor time; `store_cpu_seconds` may be null.
+void Measure(Way& way, const std::function<double()>& store_cpu_seconds,
+             const std::function<double()>& waited);
 
 void PrintWays(const std::vector<Way>& ways);
 

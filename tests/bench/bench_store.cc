@@ -302,6 +302,8 @@ double BenchStore::CpuSeconds() const {
   return static_cast<double>(ts.tv_sec) + 1e-9 * static_cast<double>(ts.tv_nsec);
 }
 
+double BenchStore::Waited() const { return WaitedSeconds(pid_) + WaitedSeconds(getpid()); }
+
 void BenchStore::Bind(bool pinned) const { BindProcess(pid_, pinned ? kStoreCpu : -1); }
 
 SharedMapping BenchStore::MapArena() const {

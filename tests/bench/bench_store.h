@@ -74,6 +74,8 @@ class BenchStore {
   BenchStore(const SizeCase& size, const StoreSettings& settings);
   ~BenchStore();
   [[nodiscard]] double CpuSeconds() const;
+  // Seconds that its threads and this process's waited for a processor.
+  [[nodiscard]] double Waited() const;
   // All its threads to kStoreCpu, or to any processor.
   void Bind(bool pinned) const;
   [[nodiscard]] SharedMapping MapArena() const;

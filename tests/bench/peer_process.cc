@@ -10,6 +10,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -26,6 +27,19 @@ namespace {
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(120);
 
 }  // namespace
+
+double WaitedSeconds(pid_t pid) {
+  double seconds = 0;
+  std::error_code none;
+  for (const auto& task :
+       std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/task"), none)) {
+    std::ifstream in(task.path() / "schedstat");
+    double run_ns = 0;
+    double waited_ns = 0;
+    if (in >> run_ns >> waited_ns) seconds += waited_ns * 1e-9;
+  }
+  return seconds;
+}
 
 void BindProcess(pid_t pid, int cpu) {
   cpu_set_t cpus;

@@ -15,6 +15,9 @@
 
 namespace kvt {
 
+// Seconds that threads of the process waited for a processor so far: what other programs cost it.
+double WaitedSeconds(pid_t pid);
+
 // Binds every thread of the process to `cpu`; -1: to any.
 void BindProcess(pid_t pid, int cpu);
 
@@ -32,6 +35,8 @@ class PeerProcess {
   absl::Status Check() { return Ask("check").status(); }
   // Seconds of one run.
   absl::StatusOr<double> Run();
+  // Of the driver and its other end.
+  [[nodiscard]] double Waited() const { return WaitedSeconds(pid_) + WaitedSeconds(target_); }
   void Stop();      // SIGSTOP
   void Continue();  // SIGCONT
   // Client and other end to a processor each, or to any.

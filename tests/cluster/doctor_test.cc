@@ -154,6 +154,21 @@ TEST_F(DoctorTest, F10_UnknownUcxDeviceOfWorkers_IsFound) {
   EXPECT_NE(line.value("found", "").find("nope1"), std::string::npos) << line;
 }
 
+TEST_F(DoctorTest, F10_UnknownUcxDeviceOfWorkers_KeepsThemFromStarting) {
+  // Before the model is looked at, which would take its time.
+  for (const char* const kind : {"prefill", "decode"}) {
+    const std::string config = folder_ + "/" + kind + ".toml";
+    std::ofstream(config) << "[node]\nname = \"w\"\n[tier]\nucx_net_devices = \"nope2\"\n[model]\nfolder = "
+                          << "\"/nonexistent\"\n";
+    const absl::Time start = RealClock::Get().Now();
+    const ProgramResult daemon =
+        RunProgram({Binary(absl::StrCat("kvtide-", kind)), "--config", config}, "", kPatience);
+    EXPECT_LT(RealClock::Get().Now() - start, kFailsWithin);
+    EXPECT_EQ(daemon.code, 1) << daemon.err;
+    EXPECT_NE(daemon.err.find("no network device 'nope2'"), std::string::npos) << daemon.err;
+  }
+}
+
 TEST_F(DoctorTest, F10_MissingUcxTransport_FailsNamingThoseThatExist) {
   Configure("", "arena_bytes = \"4MiB\"\nucx_tls = \"dc\"");
   ExpectFailure("ucx transports", "ucx_tls names dc", "ucx_tls");
