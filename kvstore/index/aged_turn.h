@@ -25,8 +25,8 @@ struct AgedAsk {
 
 class AgedTurn {
  public:
-  // Takes or keeps the turn for a ticket that has waited since `since`. False: another has it, or an
-  // older one asked lately; the ticket is remembered if it is the oldest of those that wait.
+  // Takes or keeps the turn for a ticket that has waited since `since`. False: another has it, or
+  // an older one asked lately; the ticket is remembered if it is the oldest of those that wait.
   bool TryTake(absl::Time now, TicketId ticket, absl::Time since) {
     if (holder_.has_value()) {
       if (holder_->ticket == ticket) {

@@ -26,22 +26,33 @@ BlockIndex::BlockIndex(const IndexOptions& options, RecordEvents& events)
       order_(table_),
       sessions_(options.lease, options.stall_after),
       spaces_("models", kStoreSpacesMax),
-      domains_("sharing domains", kStoreDomainsMax) {}
+      domains_("sharing domains", kStoreDomainsMax),
+      disk_writable_(options.has_disk) {}
+
+absl::StatusOr<uint32_t> BlockIndex::SpaceOf(absl::string_view model_fingerprint,
+                                             absl::string_view numerics_id,
+                                             const Geometry& geometry) {
+  KVT_RETURN_IF_ERROR(geometry.Validate());
+  KVT_RETURN_IF_ERROR(CheckText(model_fingerprint, "model_fingerprint"));
+  KVT_RETURN_IF_ERROR(CheckText(numerics_id, "numerics_id"));
+  KVT_RETURN_IF_ERROR(allocator_.ClassOf(geometry.RecordBytes()).status());
+  KVT_ASSIGN_OR_RETURN(
+      const uint32_t space,
+      spaces_.Intern(absl::StrCat(model_fingerprint.size(), ":", model_fingerprint,
+                                  numerics_id.size(), ":", numerics_id, geometry.Fingerprint())));
+  if (space == spaces_info_.size()) {
+    spaces_info_.push_back(
+        SpaceInfo{geometry, std::string(model_fingerprint), std::string(numerics_id)});
+  }
+  return space;
+}
 
 absl::Status BlockIndex::OpenSession(absl::Time now, SessionSpec spec) {
   NoteTime(now);
-  KVT_RETURN_IF_ERROR(spec.geometry.Validate());
   if (spec.worker.empty()) return absl::InvalidArgumentError("worker: empty");
   KVT_RETURN_IF_ERROR(CheckText(spec.worker, "worker"));
-  KVT_RETURN_IF_ERROR(CheckText(spec.model_fingerprint, "model_fingerprint"));
-  KVT_RETURN_IF_ERROR(CheckText(spec.numerics_id, "numerics_id"));
-  KVT_RETURN_IF_ERROR(allocator_.ClassOf(spec.geometry.RecordBytes()).status());
-  KVT_ASSIGN_OR_RETURN(
-      const uint32_t space,
-      spaces_.Intern(absl::StrCat(spec.model_fingerprint.size(), ":", spec.model_fingerprint,
-                                  spec.numerics_id.size(), ":", spec.numerics_id,
-                                  spec.geometry.Fingerprint())));
-  if (space == geometries_.size()) geometries_.push_back(spec.geometry);
+  KVT_ASSIGN_OR_RETURN(const uint32_t space,
+                       SpaceOf(spec.model_fingerprint, spec.numerics_id, spec.geometry));
   Session session;
   session.id = spec.id;
   session.secret = std::move(spec.secret);
@@ -197,14 +208,28 @@ absl::Status BlockIndex::Lookup(absl::Time now, SessionId id, const TicketClaim&
     if (number == kNoBlock) continue;
     Pin(*holder, number);
     Block& block = table_.At(number);
-    if (block.last_ticket != claim.id) block.hit_again = true;
+    if (block.last_ticket != claim.id) block.hit_again = block.reused = true;
     block.last_ticket = claim.id;
     const bool exact = block.HasPlane(Plane::kResidual);
     ++(exact ? counters_.hit_blocks : counters_.base_only_blocks);
     (*out)[i] = FoundBlock{exact ? BlockPresence::kExact : BlockPresence::kBaseOnly,
-                           table_.HandleOf(number), block.offset};
+                           table_.HandleOf(number), block.offset, block.OnDiskAlone()};
   }
   return absl::OkStatus();
+}
+
+absl::Status BlockIndex::NoRoom(uint64_t blocks, bool barred) const {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no room for ", blocks, " blocks: ", allocator_.used_bytes(), " of ",
+                   allocator_.capacity_bytes(), " bytes are used and ",
+                   barred ? "one that waits longer comes first" : "too few can be evicted"));
+}
+
+absl::Status BlockIndex::NoTenantRoom(uint32_t domain, uint64_t blocks) const {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no room for ", blocks, " blocks: tenant \"", domains_.names()[domain],
+                   "\" holds ", table_.OfDomain(domain).memory, " bytes of its quota of ",
+                   options_.tenant_bytes_max, " and too few can be evicted"));
 }
 
 absl::Status BlockIndex::Reserve(absl::Time now, SessionId id, const TicketClaim& claim,
@@ -238,18 +263,23 @@ absl::Status BlockIndex::Reserve(absl::Time now, SessionId id, const TicketClaim
   const uint64_t room_new = output_blocks > room_left ? output_blocks - room_left : 0;
   const uint64_t allocate = fresh.size() - from_room + room_new;
   const bool barred = allocate > 0 && !ticket.granted && turn_.Bars(claim.id, now);
-  if (barred || !TryMakeRoom(ticket.cls, allocate)) {
-    ++counters_.refused;
+  const uint64_t bytes = allocate * kPlanes * allocator_.RecordBytes(ticket.cls);
+  std::vector<uint64_t> own;  // what the tenant gives up to stay within its quota
+  const bool within = PlanTenantRoom(ticket.domain, bytes, &own);
+  if (!within || barred || !TryMakeRoom(now, RoomNeed{ticket.cls, allocate * kPlanes, allocate})) {
+    ++(within ? counters_.refused : counters_.tenant_refused);
     for (const size_t i : fresh) holder->reservations.erase(blocks[i].key);
     out->clear();
-    if (TryKeepPart(now, claim.id, ticket, allocate, aged)) return absl::OkStatus();
+    if (within && TryKeepPart(now, claim.id, ticket, allocate, aged)) {
+      for (const uint64_t record : own) GiveUp(record);
+      return absl::OkStatus();
+    }
     for (auto it = pinned.rbegin(); it != pinned.rend(); ++it) Unpin(*holder, *it);
+    const uint32_t domain = ticket.domain;  // the ticket may go now
     if (!known) LetGo(id, claim.id);
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no room for ", allocate, " blocks: ", allocator_.used_bytes(), " of ",
-                     allocator_.capacity_bytes(), " bytes are used and ",
-                     barred ? "one that waits longer comes first" : "too few can be evicted"));
+    return within ? NoRoom(allocate, barred) : NoTenantRoom(domain, allocate);
   }
+  for (const uint64_t record : own) GiveUp(record);
   ticket.granted = true;
   for (const size_t i : fresh) {
     uint32_t number;
@@ -258,7 +288,7 @@ absl::Status BlockIndex::Reserve(absl::Time now, SessionId id, const TicketClaim
       ticket.room.pop_back();
       --counters_.output_reserved_blocks;
     } else {
-      number = table_.Allocate(ticket.cls);
+      number = table_.Allocate(ticket.cls, ticket.domain);
     }
     NameBlock(number, blocks[i], *holder, ticket);
     holder->reservations[blocks[i].key] = number;
@@ -270,7 +300,8 @@ absl::Status BlockIndex::Reserve(absl::Time now, SessionId id, const TicketClaim
   for (size_t i = 0; i < blocks.size(); ++i) {
     const bool exists = numbers[i] != kNoBlock;
     const uint32_t number = exists ? numbers[i] : holder->reservations.at(blocks[i].key);
-    (*out)[i] = ReservedBlock{exists, table_.HandleOf(number), table_.At(number).offset};
+    const Block& block = table_.At(number);
+    (*out)[i] = ReservedBlock{exists, table_.HandleOf(number), block.offset, block.OnDiskAlone()};
   }
   return absl::OkStatus();
 }
@@ -342,7 +373,6 @@ void BlockIndex::DropTicketIfUnheld(TicketId id) {
   for (const uint64_t handle : ticket.privates) {
     const uint32_t number = BlockNumberOf(handle);
     if (table_.Find(number, GenerationOfHandle(handle)) == nullptr) continue;
-    TakeFromOrder(number);
     Unindex(number);
     Discard(number);
   }
@@ -376,6 +406,13 @@ IndexStats BlockIndex::Stats() const {
   stats.reserved_bytes = table_.BytesOf(BlockState::kReserved);
   stats.writing_bytes = table_.BytesOf(BlockState::kWriting);
   stats.evicting_bytes = table_.BytesOf(BlockState::kEvicting);
+  stats.promoting_bytes = table_.landing_bytes();
+  stats.spilling_bytes = spilling_bytes_;
+  for (const Plane plane : {Plane::kBase, Plane::kResidual}) {
+    stats.disk_bytes[static_cast<size_t>(plane)] = table_.DiskBytesOf(plane);
+    stats.disk_records[static_cast<size_t>(plane)] = table_.DiskRecordsOf(plane);
+  }
+  stats.index_bytes = table_.MemoryBytes() + sealed_.capacity() * (sizeof(*sealed_.begin()) + 1);
   stats.blocks = table_.CountOf(BlockState::kSealed);
   stats.sessions = sessions_.size();
   stats.tickets = tickets_.size();

@@ -5,20 +5,36 @@
 // 1. A block is visible (found by Lookup) only when it is sealed: all slices of both planes arrived
 //    and no push to it is running. A sealed block's bytes never change.
 // 2. Reservations are private. The first of equal keys to seal wins; a later one's records are
-// freed
-//    when it is complete, or when its writer asks, and its ticket gets a pin on the winner.
+//    freed when it is complete, or when its writer asks, and its ticket gets a pin on the winner.
 // 3. Lookup compares token ids, parent, provenance, domain, model and, for private blocks, the
 //    ticket: a mismatch is a miss, and counted.
-// 4. A block that is pinned or in flight is never evicted and its records are never reused.
+// 4. A block that is pinned or in flight is never evicted, no record is reused while it is in
+//    flight. A pinned plane may leave memory once it is on disk; it is never lost for lack of room.
 // 5. Reserve is all or nothing and evicts nothing when it refuses.
 // 6. A ticket's pins and unsealed reservations in a session go when it is released there, when a
 //    renewal does not list it, when a higher epoch of it is seen, when the session ends. Its room
 //    and private blocks go when no session holds it any more.
+// 7. What is on disk under a key belongs to the block that lookups find under it; when that block
+//    is found no more, it is erased. So disk and index never join planes of two contents.
+//
+// The second medium (block_index_spill.cc). The index decides, the owner's spill threads move bytes
+// outside its lock, in jobs:
+//   spill:    TakeSpills -> write the bytes, which stay constant and in place -> EndSpill
+//   promote:  BeginPromote -> read into the landing -> EndPromote
+//   erase:    TakeErasures -> erase
+// One thread at a time writes and erases: what it takes under one hold of the lock it does in the
+// order erasures, spills, and ends before it takes again. Promotions may run beside it.
+// Memory above the high watermark starts spilling, below the low one it stops (no effect without a
+// disk: dropping is done by Reserve, in the nick of time). Only what was used by two tickets is
+// worth a write, unless spill_one_time. What is pinned is spilled only when a reservation or
+// promotion found no room, and not soon after it was promoted.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -30,100 +46,14 @@
 #include "kvstore/index/arrivals.h"
 #include "kvstore/index/block_table.h"
 #include "kvstore/index/eviction_order.h"
+#include "kvstore/index/eviction_plan.h"
+#include "kvstore/index/index_types.h"
 #include "kvstore/index/name_interner.h"
 #include "kvstore/index/record_allocator.h"
 #include "kvstore/index/session_table.h"
 #include "kvstore/index/ticket_table.h"
 
 namespace kvt {
-
-struct IndexOptions {
-  uint64_t arena_bytes = 0;
-  uint64_t slab_bytes = 0;  // divides arena_bytes
-  uint32_t blocks_max = 0;
-  absl::Duration lease = absl::Seconds(10);
-  absl::Duration stall_after = absl::Seconds(1);  // several ticks of the owner
-};
-
-struct SessionSpec {
-  SessionId id;
-  std::string secret;
-  NodeName worker;
-  BootEpoch worker_epoch;
-  Geometry geometry;
-  std::string model_fingerprint;
-  std::string numerics_id;
-};
-
-// What of a checked ticket the index needs.
-struct TicketClaim {
-  TicketId id;
-  TicketEpoch epoch;
-  absl::string_view tenant;
-  Provenance provenance_max = Provenance::kExact;  // what the ticket's fidelity may read
-};
-
-// (ticket, epoch), as renewals list them.
-struct LiveTicket {
-  TicketId id;
-  TicketEpoch epoch;
-};
-
-struct FoundBlock {
-  BlockPresence presence = BlockPresence::kAbsent;
-  uint64_t handle = 0;
-  std::array<uint64_t, kPlanes> offset{kNoOffset, kNoOffset};
-};
-
-struct ReservedBlock {
-  bool already_sealed = false;  // pinned, nothing to write
-  uint64_t handle = 0;
-  std::array<uint64_t, kPlanes> offset{kNoOffset, kNoOffset};
-};
-
-enum class IndexSealOutcome : uint8_t { kSealed, kIncomplete, kWinnerElsewhere, kLost };
-struct SealedBlock {
-  IndexSealOutcome outcome = IndexSealOutcome::kLost;
-  uint64_t handle = 0;  // the winner's, pinned, for kWinnerElsewhere; else as asked
-};
-
-// Why a transfer may or may not touch a range.
-// kOnDisk: the record exists, but not in memory. kExpired: the session has ended.
-enum class Access : uint8_t { kOk, kLost, kRefused, kInvalid, kOnDisk, kExpired };
-
-// A byte range of one record, as the data plane names it.
-struct RecordRange {
-  TicketId ticket;
-  TicketEpoch epoch;
-  uint64_t record_handle = 0;
-  uint32_t offset = 0;
-  uint32_t length = 0;
-};
-
-struct IndexStats {
-  uint64_t capacity_bytes = 0;
-  uint64_t used_bytes = 0;  // = resident + reserved + writing + evicting
-  std::array<uint64_t, kPlanes> resident_bytes{};
-  uint64_t reserved_bytes = 0;
-  uint64_t writing_bytes = 0;
-  uint64_t evicting_bytes = 0;
-  uint64_t blocks = 0;  // sealed
-  uint64_t pinned_blocks = 0;
-  uint64_t pins = 0;
-  uint64_t in_flight = 0;  // records
-  uint64_t output_reserved_blocks = 0;
-  uint64_t sessions = 0;
-  uint64_t tickets = 0;
-  // Since boot; lookup_blocks = hit_blocks + base_only_blocks + those absent.
-  uint64_t lookups = 0;
-  uint64_t lookup_blocks = 0;
-  uint64_t hit_blocks = 0;
-  uint64_t base_only_blocks = 0;
-  uint64_t mismatched_blocks = 0;  // the key was there, its content was not what was asked for
-  uint64_t evicted_blocks = 0;
-  uint64_t refused = 0;  // reservations
-  uint64_t lapsed_leases = 0;
-};
 
 class BlockIndex {
  public:
@@ -149,7 +79,8 @@ class BlockIndex {
   absl::Status Lookup(absl::Time now, SessionId session, const TicketClaim& claim,
                       absl::Span<const BlockName> blocks, std::vector<FoundBlock>* out);
   // Errors as Lookup's; ResourceExhausted too when there is no room even after eviction, or an aged
-  // ticket (aged_turn.h) comes first. One whose turn it is gets OK, `aged->pending` and keeps a part.
+  // ticket (aged_turn.h) comes first. One whose turn it is gets OK, `aged->pending` and keeps a
+  // part.
   absl::Status Reserve(absl::Time now, SessionId session, const TicketClaim& claim,
                        absl::Span<const BlockName> blocks, uint32_t output_blocks,
                        std::vector<ReservedBlock>* out, AgedAsk* aged = nullptr);
@@ -172,12 +103,41 @@ class BlockIndex {
   // undefined. Seals the block when it is complete. False when the block went meanwhile.
   bool EndWrite(const RecordRange& range, bool arrived);
 
-  // The block's bytes are corrupt: nobody finds it any more, and it goes with its last pin. Unknown:
-  // nothing.
+  // The block's bytes are corrupt: nobody finds it any more, and it goes with its last pin.
+  // Unknown: nothing.
   void Condemn(uint64_t block_handle);
 
-  // Evicts the RESIDUAL plane alone of a block in the eviction order; false when it is not there.
+  // Drops the RESIDUAL plane alone of an unheld block, from both media; false when there is none.
   bool TryDropResidual(uint64_t block_handle);
+
+  // Everything of that tenant is found no more, is erased from disk, and leaves memory now, or when
+  // its last pin goes; what its running writers seal later, too. Returns the blocks it met.
+  uint64_t PurgeTenant(absl::string_view tenant);
+  // Bytes of the tenant's records by medium.
+  [[nodiscard]] BlockTable::DomainBytes BytesOfTenant(absl::string_view tenant) const;
+  // Every tenant seen since boot, with its bytes, in order of appearance.
+  [[nodiscard]] std::vector<std::pair<std::string, BlockTable::DomainBytes>> Tenants() const;
+
+  // Whether the disk takes writes now; initially as has_disk.
+  void SetDiskWritable(bool writable) { disk_writable_ = writable && options_.has_disk; }
+  // Frees what may leave at once and takes what is to be written, at most so many bytes (one record
+  // at least). Each job's EndSpill is due.
+  void TakeSpills(absl::Time now, uint64_t bytes_max, std::vector<SpillJob>* out);
+  [[nodiscard]] bool WantsSpill() const {
+    return disk_writable_ && (pressed_ || IsPressed() || starved_.records > 0);
+  }
+  void EndSpill(absl::Time now, uint64_t record_handle, bool written);
+  PromoteBegin BeginPromote(absl::Time now, SessionId session, LiveTicket ticket,
+                            uint64_t record_handle, PromoteJob* job);
+  // `loaded`: the record's bytes lie verified in the landing. Otherwise the record is lost.
+  void EndPromote(absl::Time now, uint64_t record_handle, bool loaded);
+  // What is to be erased, oldest first, at most so many.
+  void TakeErasures(size_t erasures_max, std::vector<DiskErasure>* out);
+  // At start: a block whose BASE is on disk; then its RESIDUAL, when incarnations agree. What is
+  // refused (duplicate, no number left, another incarnation) is to be erased. Returns the block's
+  // handle.
+  absl::StatusOr<uint64_t> RestoreBlock(const RestoredBlock& block);
+  absl::StatusOr<uint64_t> RestoreResidual(const BlockKey& key, uint64_t incarnation);
 
   // Block of a handle of either kind; null when it is gone. Valid until the next call.
   [[nodiscard]] const Block* FindBlock(uint64_t block_handle) {
@@ -185,7 +145,14 @@ class BlockIndex {
   }
   // Of the block's model. Precondition: the block is named.
   [[nodiscard]] const Geometry& GeometryOf(const Block& block) const {
-    return geometries_[block.space];
+    return spaces_info_[block.space].geometry;
+  }
+  // Of the block's model and tenant. Precondition: named.
+  [[nodiscard]] const SpaceInfo& SpaceInfoOf(const Block& block) const {
+    return spaces_info_[block.space];
+  }
+  [[nodiscard]] const std::string& TenantOf(const Block& block) const {
+    return domains_.names()[block.domain];
   }
   [[nodiscard]] IndexStats Stats() const;
   // Walks everything and crashes on a broken invariant. For tests; slow.
@@ -193,6 +160,9 @@ class BlockIndex {
 
  private:
   absl::StatusOr<Session*> NeedSession(absl::Time now, SessionId id);
+  // The interned number of a model.
+  absl::StatusOr<uint32_t> SpaceOf(absl::string_view model_fingerprint,
+                                   absl::string_view numerics_id, const Geometry& geometry);
   // The ticket's holder in the session, made when new; fences lower epochs.
   absl::StatusOr<Holder*> Hold(Session& session, const TicketClaim& claim);
   absl::Status CheckNames(absl::Span<const BlockName> blocks, const TicketClaim& claim) const;
@@ -206,14 +176,37 @@ class BlockIndex {
   // False when the holder has the pin already.
   bool Pin(Holder& holder, uint32_t number);
   void Unpin(Holder& holder, uint32_t number);
-  void TakeFromOrder(uint32_t number);
-  // After a pin or count went: into the eviction order, or freed when nobody finds it any more.
+  // After a pin or count went: placed in the eviction order, or freed when nobody finds it any
+  // more.
   void Settle(uint32_t number);
+  // Nobody finds it any more; what of it is on disk is erased.
   void Unindex(uint32_t number);
+  // Not on disk any more, to be erased there. A BASE that was there alone takes its block along.
+  void LeaveDisk(uint32_t number, Plane plane);
   // Nobody finds it any more; frees it now or when its last transfer ends.
   void Discard(uint32_t number);
   void Evict(uint32_t number);
-  bool TryMakeRoom(RecordAllocator::ClassId cls, uint64_t blocks);
+  [[nodiscard]] EvictionRules Rules(absl::Time now) const;
+  bool TryMakeRoom(absl::Time now, const RoomNeed& need);
+  // Gives up the record's memory, and the record when it is not on disk.
+  void GiveUp(uint64_t record_handle);
+  [[nodiscard]] absl::Status NoRoom(uint64_t blocks, bool barred) const;
+  [[nodiscard]] absl::Status NoTenantRoom(uint32_t domain, uint64_t blocks) const;
+  // Records of the domain's own cold blocks to give up so that `bytes` more fit its quota; false
+  // when they do not.
+  bool PlanTenantRoom(uint32_t domain, uint64_t bytes, std::vector<uint64_t>* records) const;
+
+  [[nodiscard]] bool IsPressed() const {
+    return static_cast<double>(allocator_.used_bytes()) >
+           options_.high_watermark * static_cast<double>(allocator_.capacity_bytes());
+  }
+  // Of TakeSpills: see block_index_spill.cc.
+  struct SpillBatch;
+  void SpillCold(SpillBatch& batch);
+  void SpillPinned(SpillBatch& batch);
+  bool AddSpill(SpillBatch& batch, uint32_t number, Plane plane, bool leave);
+  bool TryMakeDiskRoom(uint64_t bytes);
+  void CheckBlock(uint32_t number) const;
   void AddRoom(TicketEntry& ticket, uint64_t blocks);
   void TrimRoom(TicketEntry& ticket, uint64_t blocks);
   // Keeps as much of `want` as there is. False: not the ticket's turn, or it would never fit.
@@ -243,10 +236,18 @@ class BlockIndex {
   TicketTable tickets_;
   AgedTurn turn_;
   NameInterner spaces_;
-  std::vector<Geometry> geometries_;  // by space
+  std::vector<SpaceInfo> spaces_info_;  // by space
   NameInterner domains_;
   absl::flat_hash_map<BlockKey, uint32_t> sealed_;  // key -> block number
   std::vector<NodeName> lapsed_;
+  bool disk_writable_ = false;
+  bool pressed_ = false;  // between the watermarks, coming from the high one
+  RoomNeed starved_;      // what was refused last; its class's pinned records are spilled for it
+  absl::flat_hash_map<uint64_t, bool> spilling_;      // record handle -> leaves memory when written
+  absl::flat_hash_map<uint64_t, uint64_t> landings_;  // record handle -> offset
+  uint64_t spilling_bytes_ = 0;
+  uint64_t leaving_bytes_ = 0;  // of spilling_, those that leave
+  std::deque<DiskErasure> erasures_;
   IndexStats counters_;  // the running figures of it: pins, in flight, room, since boot
 };
 

@@ -14,7 +14,7 @@ bool BlockIndex::Pin(Holder& holder, uint32_t number) {
   ++counters_.pins;
   if (++table_.At(number).pins == 1) {
     ++counters_.pinned_blocks;
-    TakeFromOrder(number);
+    order_.Place(number);
   }
   return true;
 }
@@ -27,17 +27,12 @@ void BlockIndex::Unpin(Holder& holder, uint32_t number) {
   Settle(number);
 }
 
-void BlockIndex::TakeFromOrder(uint32_t number) {
-  if (table_.At(number).in_order) order_.Remove(number);
-}
-
 void BlockIndex::Settle(uint32_t number) {
   const Block& block = table_.At(number);
-  if (block.pins > 0 || block.IsInFlight()) return;
-  if (block.state == BlockState::kEvicting || !block.indexed) {
+  if (block.state == BlockState::kSealed && (block.IsHeld() || block.indexed)) {
+    order_.Place(number);
+  } else if (!block.IsHeld()) {
     Discard(number);
-  } else {
-    order_.Add(number);
   }
 }
 
@@ -46,13 +41,17 @@ void BlockIndex::Unindex(uint32_t number) {
   if (!block.indexed) return;
   sealed_.erase(block.key);
   block.indexed = false;
+  for (const Plane plane : {Plane::kBase, Plane::kResidual}) {
+    if (!block.OnDisk(plane)) continue;
+    table_.SetOnDisk(number, plane, false);
+    erasures_.push_back(DiskErasure{block.key, plane});
+  }
 }
 
 void BlockIndex::Condemn(uint64_t block_handle) {
   const uint32_t number = BlockNumberOf(block_handle);
   const Block* const block = table_.Find(number, GenerationOfHandle(block_handle));
   if (block == nullptr || !block->indexed) return;
-  TakeFromOrder(number);
   Unindex(number);
   Settle(number);
 }
@@ -60,31 +59,66 @@ void BlockIndex::Condemn(uint64_t block_handle) {
 void BlockIndex::Discard(uint32_t number) {
   Block& block = table_.At(number);
   if (block.state == BlockState::kWriting) arrivals_.End(block.arrivals);
-  if (block.IsInFlight()) {
-    table_.SetState(number, BlockState::kEvicting);
-  } else {
+  if (block.state == BlockState::kSealed) order_.Remove(number);
+  if (!block.IsBusy()) {
     table_.Free(number);
+  } else if (block.state != BlockState::kEvicting) {
+    table_.SetState(number, BlockState::kEvicting);
   }
 }
 
 void BlockIndex::Evict(uint32_t number) {
-  TakeFromOrder(number);
+  const Block& block = table_.At(number);
+  for (const Plane plane : {Plane::kBase, Plane::kResidual}) {
+    if (block.HasPlane(plane)) ++counters_.dropped[static_cast<size_t>(plane)];
+  }
   Unindex(number);
   Discard(number);
   ++counters_.evicted_blocks;
 }
 
-bool BlockIndex::TryMakeRoom(RecordAllocator::ClassId cls, uint64_t blocks) {
-  const auto victims = PlanEviction(table_, order_, allocator_, cls, blocks);
-  if (!victims.has_value()) return false;
-  for (const uint32_t number : *victims) Evict(number);
-  KVT_CHECK(allocator_.Available(cls) >= blocks * kPlanes && table_.NumbersLeft() >= blocks,
-            "plan for ", blocks, " blocks");
+EvictionRules BlockIndex::Rules(absl::Time now) const {
+  EvictionRules rules;
+  rules.planes_apart = options_.has_disk;
+  rules.disk = disk_writable_;
+  rules.spill_one_time = options_.spill_one_time;
+  rules.now = now;
+  return rules;
+}
+
+void BlockIndex::GiveUp(uint64_t record_handle) {
+  const uint32_t number = BlockOfRecord(record_handle);
+  const Plane plane = PlaneOfRecord(record_handle);
+  const Block* const block = table_.Find(number, GenerationOfHandle(record_handle));
+  if (block == nullptr || block->state != BlockState::kSealed || !MayLeave(*block, plane)) return;
+  if (plane == Plane::kBase && !block->OnDisk(plane)) {
+    Evict(number);
+    return;
+  }
+  if (!block->OnDisk(plane)) ++counters_.dropped[static_cast<size_t>(plane)];
+  table_.FreeRecord(number, plane);
+  order_.Place(number);
+}
+
+bool BlockIndex::TryMakeRoom(absl::Time now, const RoomNeed& need) {
+  const auto plan = PlanEviction(table_, order_, allocator_, need, Rules(now));
+  if (!plan.has_value()) {
+    const bool more = need.cls != starved_.cls || need.records > starved_.records;
+    if (options_.has_disk && more && need.records <= allocator_.CapacityOf(need.cls)) {
+      starved_ = need;
+    }
+    return false;
+  }
+  for (const uint64_t record : plan->records) GiveUp(record);
+  for (const uint32_t number : plan->blocks) Evict(number);
+  KVT_CHECK(allocator_.Available(need.cls) >= need.records && table_.NumbersLeft() >= need.blocks,
+            "plan for ", need.records, " records");
   return true;
 }
 
 void BlockIndex::AddRoom(TicketEntry& ticket, uint64_t blocks) {
-  for (uint64_t i = 0; i < blocks; ++i) ticket.room.push_back(table_.Allocate(ticket.cls));
+  for (uint64_t i = 0; i < blocks; ++i)
+    ticket.room.push_back(table_.Allocate(ticket.cls, ticket.domain));
   counters_.output_reserved_blocks += blocks;
 }
 
@@ -105,7 +139,7 @@ bool BlockIndex::TryKeepPart(absl::Time now, TicketId id, TicketEntry& ticket, u
   // Room is made for all of a step or nothing of it: halving finds what there is.
   uint64_t left = want;
   for (uint64_t step = left / 2; step > 0;) {
-    if (step <= left && TryMakeRoom(ticket.cls, step)) {
+    if (step <= left && TryMakeRoom(now, RoomNeed{ticket.cls, step * kPlanes, step})) {
       AddRoom(ticket, step);
       left -= step;
     } else {
@@ -125,7 +159,6 @@ void BlockIndex::NameBlock(uint32_t number, const BlockName& name, const Holder&
   block.provenance = name.provenance;
   block.ticket_private = name.ticket_private;
   block.space = ticket.space;
-  block.domain = ticket.domain;
   block.ticket = holder.ticket;
   block.session = holder.session;
 }
@@ -161,19 +194,22 @@ void BlockIndex::SealBlock(uint32_t number) {
   }
   // What else bears the key is less: BASE alone, or not this content. It stays for those who pin
   // it.
-  if (const auto it = sealed_.find(block.key); it != sealed_.end()) {
+  if (const auto it = sealed_.find(block.key); it != sealed_.end() && !block.purged) {
     const uint32_t less = it->second;
-    TakeFromOrder(less);
     Unindex(less);
-    if (table_.At(less).pins == 0) Discard(less);
+    Settle(less);
   }
   arrivals_.End(block.arrivals);
   holder->reservations.erase(block.key);
   table_.SetState(number, BlockState::kSealed);
-  sealed_.emplace(block.key, number);
-  block.indexed = true;
+  // One number per content over all boots: handles are unique in one, boots differ.
+  block.incarnation = (options_.boot * 0x9e3779b97f4a7c15ull) ^ table_.HandleOf(number);
+  if (!block.purged) {
+    sealed_.emplace(block.key, number);
+    block.indexed = true;
+    if (block.ticket_private) ticket->privates.push_back(table_.HandleOf(number));
+  }
   block.last_ticket = block.ticket;
-  if (block.ticket_private) ticket->privates.push_back(table_.HandleOf(number));
   Pin(*holder, number);
 }
 
@@ -197,6 +233,7 @@ Access BlockIndex::BeginRead(SessionId session, const RecordRange& range, uint64
       range.length > record_bytes - range.offset) {
     return Access::kInvalid;
   }
+  if (!block->InMemory(plane)) return Access::kOnDisk;
   if (block->in_flight[p]++ == 0) ++counters_.in_flight;
   *arena_offset = block->offset[p] + range.offset;
   return Access::kOk;
@@ -220,14 +257,14 @@ Access BlockIndex::BeginWrite(SessionId session, const RecordRange& range, uint6
   Block* const block = table_.Find(number, GenerationOfHandle(range.record_handle));
   if (block == nullptr || !block->IsUnsealed()) return Access::kLost;
   if (block->ticket != range.ticket || block->session != session) return Access::kRefused;
-  const uint32_t slice = geometries_[block->space].SliceBytes();
+  const uint32_t slice = spaces_info_[block->space].geometry.SliceBytes();
   const uint32_t record_bytes = allocator_.RecordBytes(block->cls);
   if (range.length == 0 || range.offset % slice != 0 || range.length % slice != 0 ||
       range.offset > record_bytes || range.length > record_bytes - range.offset) {
     return Access::kInvalid;
   }
   if (block->state == BlockState::kReserved) {
-    block->arrivals = arrivals_.Start(geometries_[block->space].SlicesPerRecord());
+    block->arrivals = arrivals_.Start(spaces_info_[block->space].geometry.SlicesPerRecord());
     table_.SetState(number, BlockState::kWriting);
   }
   if (block->in_flight[p]++ == 0) ++counters_.in_flight;
@@ -246,7 +283,7 @@ bool BlockIndex::EndWrite(const RecordRange& range, bool arrived) {
     Settle(number);
     return false;
   }
-  const uint32_t slice = geometries_[block->space].SliceBytes();
+  const uint32_t slice = spaces_info_[block->space].geometry.SliceBytes();
   const uint32_t first = range.offset / slice;
   const uint32_t count = range.length / slice;
   if (arrived) {
@@ -262,52 +299,17 @@ bool BlockIndex::EndWrite(const RecordRange& range, bool arrived) {
 bool BlockIndex::TryDropResidual(uint64_t block_handle) {
   const uint32_t number = BlockNumberOf(block_handle);
   const Block* const block = table_.Find(number, GenerationOfHandle(block_handle));
-  if (block == nullptr || !block->in_order || !block->HasPlane(Plane::kResidual)) return false;
-  table_.DropResidual(number);
-  return true;
-}
-
-void BlockIndex::CheckInvariants() {
-  std::array<uint64_t, kBlockStates> bytes{};
-  uint64_t pins = 0, pinned = 0, in_flight = 0, in_order = 0, indexed = 0, unnamed = 0;
-  absl::flat_hash_map<uint64_t, uint32_t> owner;  // record offset -> block
-  for (uint32_t number = 0; number < table_.NumbersEnd(); ++number) {
-    const Block& block = table_.At(number);
-    if (block.state == BlockState::kFree) continue;
-    for (size_t p = 0; p < kPlanes; ++p) {
-      in_flight += block.in_flight[p] > 0 ? 1 : 0;
-      if (block.offset[p] == kNoOffset) continue;
-      KVT_CHECK(owner.emplace(block.offset[p], number).second, "record in two blocks: ", number);
-      bytes[static_cast<size_t>(block.state)] += allocator_.RecordBytes(block.cls);
-    }
-    pins += block.pins;
-    pinned += block.pins > 0 ? 1 : 0;
-    in_order += block.in_order ? 1 : 0;
-    indexed += block.indexed ? 1 : 0;
-    unnamed += block.token_count == 0 ? 1 : 0;
-    const bool sealed = block.state == BlockState::kSealed;
-    KVT_CHECK(block.in_order == (sealed && block.pins == 0 && !block.IsInFlight()), number);
-    KVT_CHECK(sealed || (block.pins == 0 && !block.indexed), number);
-    KVT_CHECK(block.state != BlockState::kEvicting || block.IsInFlight(), number);
-    if (block.indexed) {
-      const auto it = sealed_.find(block.key);
-      KVT_CHECK(it != sealed_.end() && it->second == number, number);
-    }
+  if (block == nullptr || !block->indexed || block->IsHeld() || block->IsBusy() ||
+      !block->HasPlane(Plane::kResidual)) {
+    return false;
   }
-  const IndexStats stats = Stats();
-  KVT_CHECK(pins == stats.pins && pinned == stats.pinned_blocks && in_flight == stats.in_flight,
-            pins, " ", pinned, " ", in_flight);
-  KVT_CHECK(in_order == order_.size() && indexed == sealed_.size());
-  KVT_CHECK(unnamed == stats.output_reserved_blocks, unnamed);
-  KVT_CHECK(bytes[static_cast<size_t>(BlockState::kReserved)] == stats.reserved_bytes &&
-            bytes[static_cast<size_t>(BlockState::kWriting)] == stats.writing_bytes &&
-            bytes[static_cast<size_t>(BlockState::kEvicting)] == stats.evicting_bytes &&
-            bytes[static_cast<size_t>(BlockState::kSealed)] ==
-                stats.resident_bytes[0] + stats.resident_bytes[1]);
-  KVT_CHECK(stats.used_bytes == stats.resident_bytes[0] + stats.resident_bytes[1] +
-                                    stats.reserved_bytes + stats.writing_bytes +
-                                    stats.evicting_bytes);
-  KVT_CHECK(stats.used_bytes <= stats.capacity_bytes);
+  if (block->InMemory(Plane::kResidual)) table_.FreeRecord(number, Plane::kResidual);
+  if (block->OnDisk(Plane::kResidual)) {
+    LeaveDisk(number, Plane::kResidual);
+  } else {
+    order_.Place(number);
+  }
+  return true;
 }
 
 }  // namespace kvt

@@ -16,11 +16,13 @@ void BlockTable::Account(const Block& block, int sign) {
   for (size_t plane = 0; plane < kPlanes; ++plane) {
     if (block.offset[plane] == kNoOffset) continue;
     add(bytes_[state], record_bytes);
+    add(domains_[block.domain].memory, record_bytes);
     if (block.state == BlockState::kSealed) add(sealed_bytes_[plane], record_bytes);
   }
 }
 
-uint32_t BlockTable::Allocate(RecordAllocator::ClassId cls) {
+uint32_t BlockTable::TakeNumber(RecordAllocator::ClassId cls, uint32_t domain) {
+  if (domain >= domains_.size()) domains_.resize(domain + 1);
   uint32_t number;
   if (!free_.empty()) {
     number = free_.back();
@@ -33,6 +35,13 @@ uint32_t BlockTable::Allocate(RecordAllocator::ClassId cls) {
   Block& block = blocks_[number];
   KVT_CHECK(block.state == BlockState::kFree);
   block.cls = cls;
+  block.domain = domain;
+  return number;
+}
+
+uint32_t BlockTable::Allocate(RecordAllocator::ClassId cls, uint32_t domain) {
+  const uint32_t number = TakeNumber(cls, domain);
+  Block& block = blocks_[number];
   for (uint64_t& offset : block.offset) {
     const std::optional<uint64_t> record = allocator_.TryAllocate(cls);
     KVT_CHECK(record.has_value(), "no record left in class ", cls);
@@ -40,6 +49,13 @@ uint32_t BlockTable::Allocate(RecordAllocator::ClassId cls) {
   }
   block.state = BlockState::kReserved;
   Account(block, 1);
+  return number;
+}
+
+uint32_t BlockTable::AllocateEmpty(RecordAllocator::ClassId cls, uint32_t domain) {
+  const uint32_t number = TakeNumber(cls, domain);
+  blocks_[number].state = BlockState::kSealed;
+  Account(blocks_[number], 1);
   return number;
 }
 
@@ -52,8 +68,9 @@ void BlockTable::SetState(uint32_t number, BlockState state) {
   Account(block, 1);
   const bool is_sealed = state == BlockState::kSealed;
   if (was_sealed == is_sealed) return;
+  KVT_CHECK(!block.IsOnDisk(), "block ", number);
   for (const Plane plane : {Plane::kBase, Plane::kResidual}) {
-    if (!block.HasPlane(plane)) continue;
+    if (!block.InMemory(plane)) continue;
     const uint64_t record = PlaneRecordHandle(HandleOf(number), plane);
     if (is_sealed) {
       events_.OnSealed(record, block.offset[static_cast<size_t>(plane)]);
@@ -65,9 +82,10 @@ void BlockTable::SetState(uint32_t number, BlockState state) {
 
 void BlockTable::Free(uint32_t number) {
   Block& block = blocks_[number];
-  KVT_CHECK(block.state != BlockState::kFree && block.pins == 0 && !block.IsInFlight() &&
-                !block.indexed && !block.in_order,
+  KVT_CHECK(block.state != BlockState::kFree && block.pins == 0 && !block.IsBusy() &&
+                !block.indexed && !block.IsOnDisk(),
             "block ", number, " is in use");
+  for (const ListKind kind : block.list) KVT_CHECK(kind == ListKind::kNone, "block ", number);
   if (block.state == BlockState::kSealed) SetState(number, BlockState::kEvicting);
   Account(block, -1);
   for (const uint64_t offset : block.offset) {
@@ -80,15 +98,63 @@ void BlockTable::Free(uint32_t number) {
   free_.push_back(number);
 }
 
-void BlockTable::DropResidual(uint32_t number) {
+void BlockTable::FreeRecord(uint32_t number, Plane plane) {
   Block& block = blocks_[number];
-  constexpr auto kIndex = static_cast<size_t>(Plane::kResidual);
-  KVT_CHECK(block.state == BlockState::kSealed && block.HasPlane(Plane::kResidual) &&
-            block.in_flight[kIndex] == 0);
-  events_.OnWithdrawn(PlaneRecordHandle(HandleOf(number), Plane::kResidual));
+  const auto p = static_cast<size_t>(plane);
+  KVT_CHECK(block.state == BlockState::kSealed && block.InMemory(plane) &&
+                block.in_flight[p] == 0 && block.moving[p] == Moving::kNone,
+            "block ", number);
+  const uint64_t record = PlaneRecordHandle(HandleOf(number), plane);
+  if (block.on_disk[p]) {
+    events_.OnMovedToDisk(record);
+  } else {
+    events_.OnWithdrawn(record);
+  }
   Account(block, -1);
-  allocator_.Free(std::exchange(block.offset[kIndex], kNoOffset));
+  allocator_.Free(std::exchange(block.offset[p], kNoOffset));
   Account(block, 1);
+}
+
+void BlockTable::SetOnDisk(uint32_t number, Plane plane, bool on_disk) {
+  Block& block = blocks_[number];
+  const auto p = static_cast<size_t>(plane);
+  KVT_CHECK(block.state == BlockState::kSealed && block.on_disk[p] != on_disk, "block ", number);
+  block.on_disk[p] = on_disk;
+  const uint64_t record_bytes = allocator_.RecordBytes(block.cls);
+  const uint64_t record = PlaneRecordHandle(HandleOf(number), plane);
+  if (on_disk) {
+    disk_bytes_[p] += record_bytes;
+    ++disk_records_[p];
+    domains_[block.domain].disk += record_bytes;
+    if (!block.InMemory(plane)) events_.OnMovedToDisk(record);
+  } else {
+    disk_bytes_[p] -= record_bytes;
+    --disk_records_[p];
+    domains_[block.domain].disk -= record_bytes;
+    if (!block.InMemory(plane)) events_.OnWithdrawn(record);
+  }
+}
+
+uint64_t BlockTable::AllocateLanding(uint32_t number) {
+  const std::optional<uint64_t> record = allocator_.TryAllocate(blocks_[number].cls);
+  KVT_CHECK(record.has_value(), "no record left in class ", blocks_[number].cls);
+  landing_bytes_ += allocator_.RecordBytes(blocks_[number].cls);
+  return *record;
+}
+
+void BlockTable::FreeLanding(uint32_t number, uint64_t offset) {
+  landing_bytes_ -= allocator_.RecordBytes(blocks_[number].cls);
+  allocator_.Free(offset);
+}
+
+void BlockTable::InstallLanding(uint32_t number, Plane plane, uint64_t offset) {
+  Block& block = blocks_[number];
+  KVT_CHECK(block.state == BlockState::kSealed && !block.InMemory(plane), "block ", number);
+  landing_bytes_ -= allocator_.RecordBytes(block.cls);
+  Account(block, -1);
+  block.offset[static_cast<size_t>(plane)] = offset;
+  Account(block, 1);
+  events_.OnSealed(PlaneRecordHandle(HandleOf(number), plane), offset);
 }
 
 Block* BlockTable::Find(uint32_t number, uint32_t generation) {

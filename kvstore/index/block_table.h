@@ -1,15 +1,23 @@
-// Every block that holds records, in any state, and the bytes of each state. Pure; not thread-safe
-// (owned by BlockIndex).
+// Every block that holds records, in any state, and the bytes of each state and medium. Pure; not
+// thread-safe (owned by BlockIndex).
 //
 //   kFree -> kReserved -> kWriting -> kSealed -> kFree
 //                 \           \          \-> kEvicting -> kFree
 //                  \-----------\----------/
 // kEvicting: nobody finds the block any more, but a running transfer still touches its records.
 //
-// 1. A record belongs to one block; the bytes by state sum to the allocator's used_bytes().
+// A plane of a sealed block is placed apart from the other (offset = in memory):
+//
+//                      kSpilling                            kNone            kPromoting
+//   memory alone --(bytes being written)--> memory and disk ----> disk alone --(landing)--> both
+//
+// 1. A record belongs to one block; the bytes by state and those of landings sum to the
+//    allocator's used_bytes(). A landing is memory that a promotion fills; nobody reads it.
 // 2. A block number's generation rises each time it is freed, so no handle ever stands for two
 //    contents in one boot; a number whose generations are used up is retired.
 // 3. RecordEvents are told of a record exactly while its block is kSealed.
+// 4. Only planes of sealed blocks are on disk. A sealed block has its BASE in memory or on disk.
+// 5. Memory is not freed while a transfer, a write to disk or a promotion touches it.
 #pragma once
 
 #include <array>
@@ -17,6 +25,7 @@
 #include <deque>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "kernels/base/ids.h"
 #include "kvstore/index/block_handle.h"
 #include "kvstore/index/block_name.h"
@@ -34,7 +43,23 @@ class RecordEvents {
   virtual ~RecordEvents() = default;
   // The record's bytes, at `offset` in the arena, are final.
   virtual void OnSealed(uint64_t record_handle, uint64_t offset) = 0;
+  // The record's bytes are on disk alone now.
+  virtual void OnMovedToDisk(uint64_t record_handle) = 0;
+  // The record is gone, wherever it was.
   virtual void OnWithdrawn(uint64_t record_handle) = 0;
+};
+
+// What the spill threads do with a plane.
+enum class Moving : uint8_t { kNone = 0, kSpilling, kPromoting };
+
+// EvictionOrder's.
+enum class ListKind : uint8_t { kNone = 0, kOnce, kAgain, kHeld };
+inline constexpr size_t kListKinds = 4;
+inline constexpr size_t kDiskLinks = kPlanes;
+inline constexpr size_t kBlockLists = kPlanes + 1;
+struct BlockLinks {
+  uint32_t older = UINT32_MAX;
+  uint32_t newer = UINT32_MAX;
 };
 
 inline constexpr uint32_t kNoBlock = UINT32_MAX;
@@ -48,7 +73,9 @@ struct Block {
   BlockState state = BlockState::kFree;
   bool ticket_private = false;
   bool indexed = false;    // lookups find it
-  bool hit_again = false;  // by a ticket other than its first
+  bool hit_again = false;  // by a ticket other than its first, lately
+  bool reused = false;     // by a ticket other than its first, ever
+  bool purged = false;     // its tenant's data is to go: never indexed again
   uint32_t generation = 1;
   RecordAllocator::ClassId cls = 0;
   uint32_t space = 0;     // model, numerics and geometry, interned by BlockIndex
@@ -58,20 +85,35 @@ struct Block {
   SessionId session;      // whose reservation it is
   TicketId last_ticket;   // that used it
   uint32_t pins = 0;      // holders
-  std::array<uint32_t, kPlanes> in_flight{};  // running transfers
-  std::array<uint64_t, kPlanes> offset{kNoOffset, kNoOffset};
-  // EvictionOrder's.
-  uint32_t older = kNoBlock;
-  uint32_t newer = kNoBlock;
-  bool in_order = false;
+  std::array<uint32_t, kPlanes> in_flight{};                   // running transfers
+  std::array<uint64_t, kPlanes> offset{kNoOffset, kNoOffset};  // in memory
+  std::array<bool, kPlanes> on_disk{};
+  std::array<Moving, kPlanes> moving{};
+  // Of this content, kept over restarts: planes on disk are joined only when they agree on it.
+  uint64_t incarnation = 0;
+  absl::Time hold_until = absl::InfinitePast();  // promoted lately: stays while it is held
+  std::array<BlockLinks, kBlockLists> links;
+  std::array<ListKind, kBlockLists> list{};
 
-  [[nodiscard]] bool HasPlane(Plane plane) const {
+  [[nodiscard]] bool InMemory(Plane plane) const {
     return offset[static_cast<size_t>(plane)] != kNoOffset;
   }
+  [[nodiscard]] bool OnDisk(Plane plane) const { return on_disk[static_cast<size_t>(plane)]; }
+  [[nodiscard]] bool HasPlane(Plane plane) const { return InMemory(plane) || OnDisk(plane); }
+  [[nodiscard]] std::array<bool, kPlanes> OnDiskAlone() const {
+    return {on_disk[0] && offset[0] == kNoOffset, on_disk[1] && offset[1] == kNoOffset};
+  }
+  [[nodiscard]] bool IsOnDisk() const { return on_disk[0] || on_disk[1]; }
   [[nodiscard]] bool IsUnsealed() const {
     return state == BlockState::kReserved || state == BlockState::kWriting;
   }
   [[nodiscard]] bool IsInFlight() const { return (in_flight[0] | in_flight[1]) != 0; }
+  // Not to be evicted: someone pins it or a transfer touches it.
+  [[nodiscard]] bool IsHeld() const { return pins > 0 || IsInFlight(); }
+  // Its memory is touched or about to be.
+  [[nodiscard]] bool IsBusy() const {
+    return IsInFlight() || moving[0] != Moving::kNone || moving[1] != Moving::kNone;
+  }
 };
 
 class BlockTable {
@@ -85,12 +127,22 @@ class BlockTable {
   BlockTable& operator=(const BlockTable&) = delete;
 
   // A block with both planes' records, kReserved. Precondition: a number and two records are left.
-  uint32_t Allocate(RecordAllocator::ClassId cls);
+  uint32_t Allocate(RecordAllocator::ClassId cls, uint32_t domain);
+  // A block without records, kSealed. Precondition: a number is left.
+  uint32_t AllocateEmpty(RecordAllocator::ClassId cls, uint32_t domain);
   void SetState(uint32_t number, BlockState state);
-  // Frees its records and its number. Precondition: not in use, not pinned, not in flight.
+  // Frees its records and its number. Precondition: not in use, not pinned, not busy, nothing on
+  // disk.
   void Free(uint32_t number);
-  // Frees the RESIDUAL record of a sealed block that has it and that no transfer touches.
-  void DropResidual(uint32_t number);
+  // Frees the memory of a sealed block's plane. Precondition: nothing touches it.
+  void FreeRecord(uint32_t number, Plane plane);
+  // The plane of a sealed block is on disk, or not any more.
+  void SetOnDisk(uint32_t number, Plane plane, bool on_disk);
+  // Memory for a promotion. Precondition: a record is left.
+  uint64_t AllocateLanding(uint32_t number);
+  void FreeLanding(uint32_t number, uint64_t offset);
+  // The landing, filled, becomes the plane's memory. Precondition: sealed, not in memory.
+  void InstallLanding(uint32_t number, Plane plane, uint64_t offset);
 
   [[nodiscard]] Block& At(uint32_t number) { return blocks_[number]; }
   [[nodiscard]] const Block& At(uint32_t number) const { return blocks_[number]; }
@@ -114,9 +166,29 @@ class BlockTable {
   [[nodiscard]] uint64_t CountOf(BlockState state) const {
     return counts_[static_cast<size_t>(state)];
   }
+  [[nodiscard]] uint64_t landing_bytes() const { return landing_bytes_; }
+  [[nodiscard]] uint64_t DiskBytesOf(Plane plane) const {
+    return disk_bytes_[static_cast<size_t>(plane)];
+  }
+  [[nodiscard]] uint64_t DiskRecordsOf(Plane plane) const {
+    return disk_records_[static_cast<size_t>(plane)];
+  }
+  // Of a sharing domain, in any state, without landings.
+  struct DomainBytes {
+    uint64_t memory = 0;
+    uint64_t disk = 0;
+  };
+  [[nodiscard]] DomainBytes OfDomain(uint32_t domain) const {
+    return domain < domains_.size() ? domains_[domain] : DomainBytes();
+  }
+  // Heap of the table, about.
+  [[nodiscard]] uint64_t MemoryBytes() const {
+    return blocks_.size() * sizeof(Block) + free_.capacity() * sizeof(uint32_t);
+  }
 
  private:
   void Account(const Block& block, int sign);
+  uint32_t TakeNumber(RecordAllocator::ClassId cls, uint32_t domain);
 
   RecordAllocator& allocator_;
   RecordEvents& events_;
@@ -126,6 +198,10 @@ class BlockTable {
   std::array<uint64_t, kBlockStates> bytes_{};
   std::array<uint64_t, kBlockStates> counts_{};
   std::array<uint64_t, kPlanes> sealed_bytes_{};
+  std::array<uint64_t, kPlanes> disk_bytes_{};
+  std::array<uint64_t, kPlanes> disk_records_{};
+  uint64_t landing_bytes_ = 0;
+  std::vector<DomainBytes> domains_;
 };
 
 }  // namespace kvt

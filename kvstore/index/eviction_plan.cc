@@ -6,82 +6,188 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "kernels/base/units.h"
+#include "kvstore/index/limits.h"
 
 namespace kvt {
+
+bool MayLeave(const Block& block, Plane plane) {
+  const auto p = static_cast<size_t>(plane);
+  if (block.offset[p] == kNoOffset || block.moving[p] != Moving::kNone || block.in_flight[p] > 0) {
+    return false;
+  }
+  if (block.on_disk[p]) return true;
+  if (block.IsHeld()) return false;
+  // A BASE takes its block with it, all of whose memory must be free then.
+  return plane == Plane::kResidual || !block.IsBusy();
+}
+
 namespace {
 
-struct SlabUse {
-  uint32_t evictable = 0;  // records
-  uint64_t warmth = 0;     // position of its warmest block in the order
-};
+class Planner {
+ public:
+  Planner(const BlockTable& table, const EvictionOrder& order, const RecordAllocator& allocator,
+          const RoomNeed& need, const EvictionRules& rules)
+      : table_(table),
+        order_(order),
+        allocator_(allocator),
+        need_(need),
+        rules_(rules),
+        records_(allocator.Available(need.cls)),
+        numbers_(table.NumbersLeft()) {}
 
-// Blocks of other classes whose eviction empties `slabs` slabs; false when there are not so many.
-bool TakeSlabsOfOthers(const BlockTable& table, const EvictionOrder& order,
-                       const RecordAllocator& allocator, RecordAllocator::ClassId cls,
-                       uint64_t slabs, std::vector<uint32_t>* victims) {
-  absl::flat_hash_map<uint32_t, SlabUse> uses;
-  const auto for_each_slab = [&](auto visit) {
-    uint64_t position = 0;
-    for (uint32_t other = 0; other < order.classes(); ++other) {
-      if (other == cls) continue;
-      order.Walk(other, [&](uint32_t number) {
-        ++position;
-        for (const uint64_t offset : table.At(number).offset) {
-          if (offset != kNoOffset) visit(allocator.SlabOf(offset), number, position);
+  std::optional<EvictionSet> Plan() {
+    if (need_.records > allocator_.CapacityOf(need_.cls)) return std::nullopt;
+    if (RecordsEnough() && NumbersEnough()) return EvictionSet();
+    if (!RecordsEnough()) FromOrder(/*all=*/false);
+    if (!RecordsEnough()) FromOrder(/*all=*/true);
+    if (!RecordsEnough()) FromPinned();
+    if (!RecordsEnough() && !FromOtherSlabs()) return std::nullopt;
+    if (!NumbersEnough()) WholeBlocks();
+    if (!NumbersEnough()) return std::nullopt;
+    return std::move(set_);
+  }
+
+ private:
+  [[nodiscard]] bool RecordsEnough() const { return records_ >= need_.records; }
+  [[nodiscard]] bool NumbersEnough() const { return numbers_ >= need_.blocks; }
+  [[nodiscard]] uint64_t RecordOf(uint32_t number, Plane plane) const {
+    return PlaneRecordHandle(table_.HandleOf(number), plane);
+  }
+
+  void Take(uint32_t number, Plane plane) {
+    if (!chosen_.insert(RecordOf(number, plane)).second) return;
+    const Block& block = table_.At(number);
+    if (block.cls == need_.cls) ++records_;
+    if (plane == Plane::kBase && !block.OnDisk(plane)) {
+      // Its RESIDUAL first: the block goes with its BASE.
+      if (block.InMemory(Plane::kResidual)) Take(number, Plane::kResidual);
+      ++numbers_;
+      dying_.insert(number);
+    }
+    set_.records.push_back(RecordOf(number, plane));
+  }
+
+  // One list, from the cold end; `all`: also what deserves the disk and is not there.
+  void FromList(Plane plane, ListKind kind, bool all) {
+    uint64_t skipped = 0;
+    order_.Walk(need_.cls, plane, kind, [&](uint32_t number) {
+      const Block& block = table_.At(number);
+      const bool cheap = all || block.OnDisk(plane) || !DeservesDisk(block, rules_);
+      if (!cheap || !MayLeave(block, plane)) return ++skipped < kEvictionSkipsMax || all;
+      if (!rules_.planes_apart && MayLeave(block, Plane::kResidual)) {
+        Take(number, Plane::kResidual);
+      }
+      Take(number, plane);
+      return !RecordsEnough();
+    });
+  }
+  void FromOrder(bool all) {
+    for (const ListKind kind : {ListKind::kOnce, ListKind::kAgain}) {
+      if (rules_.planes_apart && !RecordsEnough()) FromList(Plane::kResidual, kind, all);
+      if (!RecordsEnough()) FromList(Plane::kBase, kind, all);
+    }
+    // BASE on disk, RESIDUAL in memory.
+    for (const ListKind kind : {ListKind::kOnce, ListKind::kAgain}) {
+      if (!RecordsEnough()) FromList(Plane::kResidual, kind, all);
+    }
+  }
+  void FromPinned() {
+    for (const Plane plane : {Plane::kResidual, Plane::kBase}) {
+      if (RecordsEnough() || (plane == Plane::kBase && !need_.pinned_base)) return;
+      order_.Walk(need_.cls, plane, ListKind::kHeld, [&](uint32_t number) {
+        const Block& block = table_.At(number);
+        if (block.OnDisk(plane) && block.hold_until <= rules_.now && MayLeave(block, plane)) {
+          Take(number, plane);
         }
-        return true;
+        return !RecordsEnough();
       });
     }
-  };
-  for_each_slab([&](uint32_t slab, uint32_t, uint64_t position) {
-    SlabUse& use = uses[slab];
-    ++use.evictable;
-    use.warmth = position;
-  });
-  std::vector<std::pair<uint64_t, uint32_t>> emptied;  // warmth, slab
-  for (const auto& [slab, use] : uses) {
-    if (use.evictable == allocator.RecordsInSlab(slab)) emptied.emplace_back(use.warmth, slab);
   }
-  if (emptied.size() < slabs) return false;
-  std::sort(emptied.begin(), emptied.end());
-  absl::flat_hash_set<uint32_t> taken;
-  for (uint64_t i = 0; i < slabs; ++i) taken.insert(emptied[i].second);
-  absl::flat_hash_set<uint32_t> chosen;
-  for_each_slab([&](uint32_t slab, uint32_t number, uint64_t) {
-    if (taken.contains(slab) && chosen.insert(number).second) victims->push_back(number);
-  });
-  return true;
-}
+
+  // Every record of other classes that may leave, coldest first.
+  template <typename Visit>
+  void ForEachOther(Visit visit) const {
+    uint64_t position = 0;
+    for (uint32_t cls = 0; cls < order_.classes(); ++cls) {
+      if (cls == need_.cls) continue;
+      for (const ListKind kind : {ListKind::kOnce, ListKind::kAgain}) {
+        for (const Plane plane : {Plane::kResidual, Plane::kBase}) {
+          order_.Walk(cls, plane, kind, [&](uint32_t number) {
+            ++position;
+            const Block& block = table_.At(number);
+            if (MayLeave(block, plane)) {
+              visit(allocator_.SlabOf(block.offset[static_cast<size_t>(plane)]), number, plane,
+                    position);
+            }
+            return true;
+          });
+        }
+      }
+    }
+  }
+  bool FromOtherSlabs() {
+    struct SlabUse {
+      uint32_t evictable = 0;
+      uint64_t warmth = 0;
+    };
+    const uint64_t slabs = CeilDiv(need_.records - records_, allocator_.RecordsPerSlab(need_.cls));
+    absl::flat_hash_map<uint32_t, SlabUse> uses;
+    ForEachOther([&](uint32_t slab, uint32_t, Plane, uint64_t position) {
+      SlabUse& use = uses[slab];
+      ++use.evictable;
+      use.warmth = position;
+    });
+    std::vector<std::pair<uint64_t, uint32_t>> emptied;  // warmth, slab
+    for (const auto& [slab, use] : uses) {
+      if (use.evictable == allocator_.RecordsInSlab(slab)) emptied.emplace_back(use.warmth, slab);
+    }
+    if (emptied.size() < slabs) return false;
+    std::sort(emptied.begin(), emptied.end());
+    absl::flat_hash_set<uint32_t> taken;
+    for (uint64_t i = 0; i < slabs; ++i) taken.insert(emptied[i].second);
+    ForEachOther([&](uint32_t slab, uint32_t number, Plane plane, uint64_t) {
+      if (taken.contains(slab)) Take(number, plane);
+    });
+    records_ += slabs * allocator_.RecordsPerSlab(need_.cls);
+    return true;
+  }
+
+  // For block numbers: what is on disk alone, then what is in memory too, least recently used
+  // first.
+  void WholeBlocks() {
+    const auto take = [&](uint32_t number) {
+      if (!table_.At(number).IsBusy() && dying_.insert(number).second) {
+        set_.blocks.push_back(number);
+        ++numbers_;
+      }
+      return !NumbersEnough();
+    };
+    order_.WalkDisk(take);
+    for (const ListKind kind : {ListKind::kOnce, ListKind::kAgain}) {
+      for (uint32_t cls = 0; cls < order_.classes() && !NumbersEnough(); ++cls) {
+        order_.Walk(cls, Plane::kBase, kind, take);
+      }
+    }
+  }
+
+  const BlockTable& table_;
+  const EvictionOrder& order_;
+  const RecordAllocator& allocator_;
+  const RoomNeed& need_;
+  const EvictionRules& rules_;
+  uint64_t records_;
+  uint64_t numbers_;
+  EvictionSet set_;
+  absl::flat_hash_set<uint64_t> chosen_;  // record handles
+  absl::flat_hash_set<uint32_t> dying_;   // block numbers
+};
 
 }  // namespace
 
-std::optional<std::vector<uint32_t>> PlanEviction(const BlockTable& table,
-                                                  const EvictionOrder& order,
-                                                  const RecordAllocator& allocator,
-                                                  RecordAllocator::ClassId cls, uint64_t blocks) {
-  std::vector<uint32_t> victims;
-  const uint64_t need = blocks * kPlanes;
-  if (need > allocator.CapacityOf(cls)) return std::nullopt;
-  uint64_t records = allocator.Available(cls);
-  uint64_t numbers = table.NumbersLeft();
-  const auto enough = [&] { return records >= need && numbers >= blocks; };
-  if (enough()) return victims;
-  order.Walk(cls, [&](uint32_t number) {
-    const Block& block = table.At(number);
-    for (const uint64_t offset : block.offset) records += offset != kNoOffset ? 1 : 0;
-    ++numbers;
-    victims.push_back(number);
-    return !enough();
-  });
-  if (enough()) return victims;
-  if (records < need) {
-    const uint64_t slabs = CeilDiv(need - records, allocator.RecordsPerSlab(cls));
-    const size_t before = victims.size();
-    if (!TakeSlabsOfOthers(table, order, allocator, cls, slabs, &victims)) return std::nullopt;
-    numbers += victims.size() - before;
-  }
-  if (numbers < blocks) return std::nullopt;
-  return victims;
+std::optional<EvictionSet> PlanEviction(const BlockTable& table, const EvictionOrder& order,
+                                        const RecordAllocator& allocator, const RoomNeed& need,
+                                        const EvictionRules& rules) {
+  return Planner(table, order, allocator, need, rules).Plan();
 }
 
 }  // namespace kvt

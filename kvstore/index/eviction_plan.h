@@ -1,24 +1,63 @@
-// Whom to evict so that so many blocks of a class fit. Decides only; evicts nothing. Pure.
+// What has to leave memory so that so much fits. Decides only; evicts nothing. Pure.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "kvstore/index/block_table.h"
 #include "kvstore/index/eviction_order.h"
 #include "kvstore/index/record_allocator.h"
 
 namespace kvt {
 
-// Victims after whose eviction `blocks` blocks of class `cls` can be allocated; empty when they can
-// be now. Takes the coldest of the class itself first; when those do not suffice, whole slabs of
-// other classes, those first whose warmest block is coldest. Nothing when there is no such set:
-// then the caller refuses, and evicts nothing.
-[[nodiscard]] std::optional<std::vector<uint32_t>> PlanEviction(const BlockTable& table,
-                                                                const EvictionOrder& order,
-                                                                const RecordAllocator& allocator,
-                                                                RecordAllocator::ClassId cls,
-                                                                uint64_t blocks);
+struct RoomNeed {
+  RecordAllocator::ClassId cls = 0;
+  uint64_t records = 0;
+  uint64_t blocks = 0;  // block numbers
+  // Worth a pinned BASE, which somebody reads at every step.
+  bool pinned_base = true;
+};
+
+struct EvictionRules {
+  // RESIDUAL records of cold blocks go before their BASE, which pays when they can come back from
+  // disk. Otherwise both planes of the coldest block go together: a BASE alone is of use to elastic
+  // tickets only.
+  bool planes_apart = false;
+  // The disk takes writes: what deserves to be there is spared while something else can go.
+  bool disk = false;
+  bool spill_one_time = false;
+  absl::Time now;
+};
+
+// A block is worth writing to disk.
+[[nodiscard]] inline bool DeservesDisk(const Block& block, const EvictionRules& rules) {
+  return rules.disk && !block.purged && (block.reused || rules.spill_one_time);
+}
+// The plane's memory may be given up now: it is on disk, or unheld. Precondition: sealed.
+[[nodiscard]] bool MayLeave(const Block& block, Plane plane);
+
+struct EvictionSet {
+  // Record handles, in this order: of each the memory alone when it is on disk; else the record is
+  // lost, and with a BASE its block.
+  std::vector<uint64_t> records;
+  std::vector<uint32_t> blocks;  // to be evicted whole, from both media
+};
+
+// What to give up; empty when there is room now. In this order, coldest first:
+//   1. of unheld blocks, what is on disk too and what does not deserve to be;
+//   2. of unheld blocks, the rest;
+//   3. of pinned blocks, what is on disk too, RESIDUAL first, then BASE if it is worth that; not
+//   what
+//      was promoted lately;
+//   4. whole slabs of other classes, those first whose warmest record is coldest.
+// Within 1 and 2: blocks used once before others, RESIDUAL before BASE (see planes_apart).
+// Nothing when there is no such set: then the caller refuses, and evicts nothing.
+[[nodiscard]] std::optional<EvictionSet> PlanEviction(const BlockTable& table,
+                                                      const EvictionOrder& order,
+                                                      const RecordAllocator& allocator,
+                                                      const RoomNeed& need,
+                                                      const EvictionRules& rules);
 
 }  // namespace kvt

@@ -24,4 +24,10 @@ inline constexpr size_t kFencedTicketsMax = static_cast<size_t>(kStoreTicketsMax
 // share of what can be evicted.
 inline constexpr uint64_t kProtectedPercent = 80;
 
+// Records that a search for something to give up passes over, per list.
+inline constexpr uint64_t kEvictionSkipsMax = 4096;
+
+// The same when only blocks of one tenant will do.
+inline constexpr uint64_t kTenantSkipsMax = 65536;
+
 }  // namespace kvt

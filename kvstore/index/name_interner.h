@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
@@ -28,13 +30,21 @@ class NameInterner {
     }
     const auto id = static_cast<uint32_t>(ids_.size());
     ids_.emplace(name, id);
+    names_.emplace_back(name);
     return id;
   }
+  [[nodiscard]] std::optional<uint32_t> Find(absl::string_view name) const {
+    const auto it = ids_.find(name);
+    return it == ids_.end() ? std::nullopt : std::optional<uint32_t>(it->second);
+  }
+  // In order of their numbers.
+  [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
 
  private:
   const std::string what_;
   const size_t names_max_;
   absl::flat_hash_map<std::string, uint32_t> ids_;
+  std::vector<std::string> names_;
 };
 
 }  // namespace kvt

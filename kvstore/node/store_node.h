@@ -105,6 +105,7 @@ class StoreNode final : public StoreApi, public PieceResolver {
     void OnSealed(uint64_t record_handle, uint64_t offset) override {
       table_.Publish(record_handle, offset);
     }
+    void OnMovedToDisk(uint64_t record_handle) override { table_.MoveToDisk(record_handle); }
     void OnWithdrawn(uint64_t record_handle) override {
       table_.Withdraw(RecordIndexOf(record_handle));
     }

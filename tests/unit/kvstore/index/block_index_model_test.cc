@@ -29,6 +29,7 @@ struct Memory : RecordEvents {
     for (const auto& [other, at] : published) ASSERT_NE(at, offset) << "two records, one place";
     published[record] = offset;
   }
+  void OnMovedToDisk(uint64_t) override { FAIL() << "there is no disk"; }
   void OnWithdrawn(uint64_t record) override { ASSERT_EQ(published.erase(record), 1u); }
 
   std::map<uint64_t, uint64_t> published;    // record handle -> offset

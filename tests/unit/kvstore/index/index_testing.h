@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "kvstore/index/block_index.h"
 
 namespace kvt {
@@ -18,10 +19,19 @@ namespace kvt {
 class WatchedEvents final : public RecordEvents {
  public:
   void OnSealed(uint64_t record, uint64_t offset) override {
+    on_disk.erase(record);
     EXPECT_TRUE(offsets.emplace(record, offset).second) << "published twice";
     EXPECT_TRUE(records.emplace(offset, record).second) << "memory of a published record reused";
   }
+  void OnMovedToDisk(uint64_t record) override {
+    if (const auto it = offsets.find(record); it != offsets.end()) {
+      records.erase(it->second);
+      offsets.erase(it);
+    }
+    EXPECT_TRUE(on_disk.insert(record).second) << "moved to disk twice";
+  }
   void OnWithdrawn(uint64_t record) override {
+    if (on_disk.erase(record) > 0) return;
     const auto it = offsets.find(record);
     ASSERT_NE(it, offsets.end()) << "withdrawn, not published";
     records.erase(it->second);
@@ -29,6 +39,7 @@ class WatchedEvents final : public RecordEvents {
   }
   absl::flat_hash_map<uint64_t, uint64_t> offsets;  // record handle -> offset
   absl::flat_hash_map<uint64_t, uint64_t> records;  // the inverse
+  absl::flat_hash_set<uint64_t> on_disk;            // alone
 };
 
 inline Geometry SmallGeometry() { return Geometry{.layers = 2, .kv_heads = 2, .head_dim = 32}; }

@@ -1,0 +1,295 @@
+// The second medium: what goes to disk, comes back and is erased. The rest: block_index_blocks.cc.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kvstore/index/block_index.h"
+#include "kvstore/index/limits.h"
+
+namespace kvt {
+
+struct BlockIndex::SpillBatch {
+  absl::Time now;
+  uint64_t bytes_max = 0;
+  uint64_t bytes = 0;
+  bool full = false;
+  std::vector<SpillJob>* jobs = nullptr;
+};
+
+void BlockIndex::TakeSpills(absl::Time now, uint64_t bytes_max, std::vector<SpillJob>* out) {
+  out->clear();
+  if (!disk_writable_) return;
+  if (IsPressed()) pressed_ = true;
+  SpillBatch batch{now, bytes_max, 0, false, out};
+  if (pressed_) SpillCold(batch);
+  if (starved_.records > 0 && !batch.full) SpillPinned(batch);
+}
+
+void BlockIndex::SpillCold(SpillBatch& batch) {
+  const auto low = static_cast<uint64_t>(options_.low_watermark *
+                                         static_cast<double>(allocator_.capacity_bytes()));
+  const EvictionRules rules = Rules(batch.now);
+  // What is under way to disk will be free soon.
+  const auto excess = [&]() -> uint64_t {
+    const uint64_t settled = allocator_.used_bytes() - leaving_bytes_;
+    return settled > low ? settled - low : 0;
+  };
+  std::vector<uint32_t> numbers;
+  for (const ListKind kind : {ListKind::kOnce, ListKind::kAgain}) {
+    for (const Plane plane : {Plane::kResidual, Plane::kBase}) {
+      for (RecordAllocator::ClassId cls = 0; cls < order_.classes(); ++cls) {
+        uint64_t wanted = excess();
+        if (wanted == 0 || batch.full) break;
+        // Acting changes the list: first choose, then act.
+        const uint64_t record_bytes = allocator_.RecordBytes(cls);
+        uint64_t skipped = 0;
+        numbers.clear();
+        order_.Walk(cls, plane, kind, [&](uint32_t number) {
+          if (!MayLeave(table_.At(number), plane)) return ++skipped < kEvictionSkipsMax;
+          numbers.push_back(number);
+          wanted -= std::min(wanted, record_bytes);
+          return wanted > 0 && numbers.size() < kEvictionSkipsMax;
+        });
+        for (const uint32_t number : numbers) {
+          const Block& block = table_.At(number);
+          if (block.state != BlockState::kSealed || !MayLeave(block, plane)) continue;
+          if (block.OnDisk(plane) || !DeservesDisk(block, rules)) {
+            GiveUp(PlaneRecordHandle(table_.HandleOf(number), plane));
+            continue;
+          }
+          // The BASE goes along, though it stays in memory: a RESIDUAL alone on disk is worth
+          // nothing after a crash.
+          if (plane == Plane::kResidual && !block.OnDisk(Plane::kBase)) {
+            AddSpill(batch, number, Plane::kBase, /*leave=*/false);
+          }
+          AddSpill(batch, number, plane, /*leave=*/true);
+          if (batch.full) break;
+        }
+      }
+    }
+  }
+  if (excess() == 0 && !batch.full) pressed_ = IsPressed() || leaving_bytes_ > 0;
+}
+
+void BlockIndex::SpillPinned(SpillBatch& batch) {
+  const uint64_t available = allocator_.Available(starved_.cls);
+  uint64_t wanted = starved_.records - std::min(starved_.records, available);
+  std::vector<uint32_t> numbers;
+  for (const Plane plane : {Plane::kResidual, Plane::kBase}) {
+    const auto p = static_cast<size_t>(plane);
+    numbers.clear();
+    order_.Walk(starved_.cls, plane, ListKind::kHeld, [&](uint32_t number) {
+      const Block& block = table_.At(number);
+      if (wanted == 0) return false;
+      if (block.hold_until > batch.now) return true;
+      if (block.on_disk[p] || block.moving[p] == Moving::kSpilling) {
+        --wanted;  // can leave already, or soon
+      } else if (block.indexed && !block.purged && block.moving[p] == Moving::kNone) {
+        numbers.push_back(number);
+        --wanted;
+      }
+      return true;
+    });
+    for (const uint32_t number : numbers) {
+      if (plane == Plane::kResidual) AddSpill(batch, number, Plane::kBase, /*leave=*/false);
+      AddSpill(batch, number, plane, /*leave=*/false);
+      if (batch.full) return;  // the rest next time
+    }
+  }
+  starved_ = RoomNeed();
+}
+
+bool BlockIndex::AddSpill(SpillBatch& batch, uint32_t number, Plane plane, bool leave) {
+  const auto p = static_cast<size_t>(plane);
+  Block& block = table_.At(number);
+  if (!block.indexed || !block.InMemory(plane) || block.on_disk[p] ||
+      block.moving[p] != Moving::kNone) {
+    return false;
+  }
+  const uint32_t record_bytes = allocator_.RecordBytes(block.cls);
+  if (!batch.jobs->empty() && batch.bytes + record_bytes > batch.bytes_max) {
+    batch.full = true;
+    return false;
+  }
+  // Room on disk may cost this very block its place there, or everything.
+  if (!TryMakeDiskRoom(record_bytes) || !block.indexed || !block.InMemory(plane)) return false;
+  const uint64_t record = PlaneRecordHandle(table_.HandleOf(number), plane);
+  block.moving[p] = Moving::kSpilling;
+  spilling_.emplace(record, leave);
+  spilling_bytes_ += record_bytes;
+  if (leave) leaving_bytes_ += record_bytes;
+  batch.bytes += record_bytes;
+  batch.jobs->push_back(SpillJob{record, block.key, block.offset[p], record_bytes});
+  return true;
+}
+
+bool BlockIndex::TryMakeDiskRoom(uint64_t bytes) {
+  if (options_.disk_bytes_max == 0) return true;
+  const auto used = [this] {
+    return table_.DiskBytesOf(Plane::kBase) + table_.DiskBytesOf(Plane::kResidual) +
+           spilling_bytes_;
+  };
+  while (used() + bytes > options_.disk_bytes_max) {
+    uint32_t victim = kNoBlock;
+    uint64_t skipped = 0;
+    order_.WalkDisk([&](uint32_t number) {
+      if (table_.At(number).IsBusy()) return ++skipped < kEvictionSkipsMax;
+      victim = number;
+      return false;
+    });
+    if (victim == kNoBlock) return false;
+    const Block& block = table_.At(victim);
+    if (!block.InMemory(Plane::kBase)) {
+      Evict(victim);
+      continue;
+    }
+    for (const Plane plane : {Plane::kResidual, Plane::kBase}) {
+      if (!block.OnDisk(plane)) continue;
+      if (!block.InMemory(plane)) ++counters_.dropped[static_cast<size_t>(plane)];
+      LeaveDisk(victim, plane);
+    }
+  }
+  return true;
+}
+
+void BlockIndex::LeaveDisk(uint32_t number, Plane plane) {
+  table_.SetOnDisk(number, plane, false);
+  const Block& block = table_.At(number);
+  erasures_.push_back(DiskErasure{block.key, plane});
+  if (plane == Plane::kBase && !block.InMemory(plane)) Unindex(number);
+  Settle(number);
+}
+
+void BlockIndex::EndSpill(absl::Time, uint64_t record_handle, bool written) {
+  const auto it = spilling_.find(record_handle);
+  KVT_CHECK(it != spilling_.end(), "record ", record_handle);
+  const bool leave = it->second;
+  spilling_.erase(it);
+  const uint32_t number = BlockOfRecord(record_handle);
+  const Plane plane = PlaneOfRecord(record_handle);
+  const auto p = static_cast<size_t>(plane);
+  Block* const block = table_.Find(number, GenerationOfHandle(record_handle));
+  KVT_CHECK(block != nullptr && block->moving[p] == Moving::kSpilling, "record ", record_handle);
+  const uint64_t record_bytes = allocator_.RecordBytes(block->cls);
+  spilling_bytes_ -= record_bytes;
+  if (leave) leaving_bytes_ -= record_bytes;
+  block->moving[p] = Moving::kNone;
+  if (written && block->indexed) {
+    table_.SetOnDisk(number, plane, true);
+    ++counters_.spilled[p];
+    // Unless someone took it up meanwhile.
+    if (leave && !block->IsHeld() && MayLeave(*block, plane)) table_.FreeRecord(number, plane);
+  } else if (written) {
+    erasures_.push_back(DiskErasure{block->key, plane});
+  }
+  Settle(number);
+}
+
+PromoteBegin BlockIndex::BeginPromote(absl::Time now, SessionId session, LiveTicket ticket,
+                                      uint64_t record_handle, PromoteJob* job) {
+  const Holder* const holder = tickets_.FindHolder(session, ticket.id, ticket.epoch);
+  const uint32_t number = BlockOfRecord(record_handle);
+  const Plane plane = PlaneOfRecord(record_handle);
+  const auto p = static_cast<size_t>(plane);
+  Block* const block = table_.Find(number, GenerationOfHandle(record_handle));
+  if (holder == nullptr || block == nullptr || block->state != BlockState::kSealed ||
+      !holder->pins.contains(number) || !block->HasPlane(plane)) {
+    return PromoteBegin::kLost;
+  }
+  if (block->InMemory(plane)) return PromoteBegin::kResident;
+  if (block->moving[p] == Moving::kPromoting) return PromoteBegin::kRunning;
+  if (!TryMakeRoom(now, RoomNeed{block->cls, 1, 0, plane == Plane::kBase}))
+    return PromoteBegin::kNoRoom;
+  block->moving[p] = Moving::kPromoting;
+  const uint64_t offset = table_.AllocateLanding(number);
+  landings_.emplace(record_handle, offset);
+  *job = PromoteJob{record_handle, block->key, offset, allocator_.RecordBytes(block->cls)};
+  return PromoteBegin::kStarted;
+}
+
+void BlockIndex::EndPromote(absl::Time now, uint64_t record_handle, bool loaded) {
+  const auto it = landings_.find(record_handle);
+  KVT_CHECK(it != landings_.end(), "record ", record_handle);
+  const uint64_t offset = it->second;
+  landings_.erase(it);
+  const uint32_t number = BlockOfRecord(record_handle);
+  const Plane plane = PlaneOfRecord(record_handle);
+  const auto p = static_cast<size_t>(plane);
+  Block* const block = table_.Find(number, GenerationOfHandle(record_handle));
+  KVT_CHECK(block != nullptr && block->moving[p] == Moving::kPromoting, "record ", record_handle);
+  block->moving[p] = Moving::kNone;
+  const bool wanted = block->state == BlockState::kSealed && block->OnDisk(plane);
+  if (wanted && loaded) {
+    table_.InstallLanding(number, plane, offset);
+    block->hold_until = now + options_.promoted_hold;
+    ++counters_.promoted[p];
+    Settle(number);
+    return;
+  }
+  table_.FreeLanding(number, offset);
+  if (wanted) {
+    ++counters_.lost_on_disk;
+    LeaveDisk(number, plane);
+  } else {
+    Settle(number);
+  }
+}
+
+void BlockIndex::TakeErasures(size_t erasures_max, std::vector<DiskErasure>* out) {
+  out->clear();
+  while (!erasures_.empty() && out->size() < erasures_max) {
+    const DiskErasure erasure = erasures_.front();
+    erasures_.pop_front();
+    // What was written again since it was to go is to stay.
+    const auto it = sealed_.find(erasure.key);
+    if (it == sealed_.end() || !table_.At(it->second).OnDisk(erasure.plane)) {
+      out->push_back(erasure);
+    }
+  }
+}
+
+absl::StatusOr<uint64_t> BlockIndex::RestoreBlock(const RestoredBlock& restored) {
+  const BlockName& name = restored.name;
+  if (name.ticket_private || name.tokens.size() != kBlockTokens) {
+    return absl::FailedPreconditionError("a block of a ticket that is gone");
+  }
+  if (sealed_.contains(name.key)) return absl::AlreadyExistsError("another block has its key");
+  if (table_.NumbersLeft() == 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("this store numbers at most ", options_.blocks_max, " blocks"));
+  }
+  KVT_ASSIGN_OR_RETURN(const uint32_t space, SpaceOf(restored.model_fingerprint,
+                                                     restored.numerics_id, restored.geometry));
+  KVT_ASSIGN_OR_RETURN(const uint32_t domain, domains_.Intern(restored.tenant));
+  KVT_ASSIGN_OR_RETURN(const RecordAllocator::ClassId cls,
+                       allocator_.ClassOf(restored.geometry.RecordBytes()));
+  const uint32_t number = table_.AllocateEmpty(cls, domain);
+  Block& block = table_.At(number);
+  block.key = name.key;
+  block.parent = name.parent;
+  std::copy(name.tokens.begin(), name.tokens.end(), block.tokens.begin());
+  block.token_count = static_cast<uint8_t>(name.tokens.size());
+  block.provenance = name.provenance;
+  block.space = space;
+  block.incarnation = restored.incarnation;
+  block.reused = true;  // as it was when it was written
+  block.indexed = true;
+  sealed_.emplace(block.key, number);
+  table_.SetOnDisk(number, Plane::kBase, true);
+  order_.Place(number);
+  return table_.HandleOf(number);
+}
+
+absl::StatusOr<uint64_t> BlockIndex::RestoreResidual(const BlockKey& key, uint64_t incarnation) {
+  const auto it = sealed_.find(key);
+  if (it == sealed_.end()) return absl::NotFoundError("its BASE is not there");
+  const Block& block = table_.At(it->second);
+  if (block.incarnation != incarnation || block.HasPlane(Plane::kResidual)) {
+    return absl::FailedPreconditionError("its BASE is of another incarnation");
+  }
+  table_.SetOnDisk(it->second, Plane::kResidual, true);
+  order_.Place(it->second);
+  return table_.HandleOf(it->second);
+}
+
+}  // namespace kvt

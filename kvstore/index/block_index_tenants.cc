@@ -1,0 +1,70 @@
+// What belongs to whom: quota, accounting and purge by sharing domain.
+#include <utility>
+
+#include "kvstore/index/block_index.h"
+#include "kvstore/index/limits.h"
+
+namespace kvt {
+
+bool BlockIndex::PlanTenantRoom(uint32_t domain, uint64_t bytes,
+                                std::vector<uint64_t>* records) const {
+  if (options_.tenant_bytes_max == 0 || bytes == 0) return true;
+  if (bytes > options_.tenant_bytes_max) return false;
+  const uint64_t held = table_.OfDomain(domain).memory;
+  if (held + bytes <= options_.tenant_bytes_max) return true;
+  uint64_t wanted = held + bytes - options_.tenant_bytes_max;
+  const auto take = [&](RecordAllocator::ClassId cls, Plane plane, ListKind kind) {
+    const uint64_t record_bytes = allocator_.RecordBytes(cls);
+    uint64_t skipped = 0;
+    order_.Walk(cls, plane, kind, [&](uint32_t number) {
+      const Block& block = table_.At(number);
+      if (wanted == 0) return false;
+      if (block.domain != domain || !MayLeave(block, plane)) {
+        return ++skipped < kTenantSkipsMax;
+      }
+      records->push_back(PlaneRecordHandle(table_.HandleOf(number), plane));
+      wanted -= wanted < record_bytes ? wanted : record_bytes;
+      return true;
+    });
+  };
+  // RESIDUAL first, so that a BASE that goes for good takes no plane along that is counted again.
+  for (const ListKind kind : {ListKind::kOnce, ListKind::kAgain}) {
+    for (const Plane plane : {Plane::kResidual, Plane::kBase}) {
+      for (RecordAllocator::ClassId cls = 0; cls < order_.classes(); ++cls) take(cls, plane, kind);
+    }
+  }
+  return wanted == 0;
+}
+
+uint64_t BlockIndex::PurgeTenant(absl::string_view tenant) {
+  const std::optional<uint32_t> domain = domains_.Find(tenant);
+  if (!domain.has_value()) return 0;
+  uint64_t met = 0;
+  for (uint32_t number = 0; number < table_.NumbersEnd(); ++number) {
+    Block& block = table_.At(number);
+    if (block.state == BlockState::kFree || block.domain != *domain || block.token_count == 0) {
+      continue;
+    }
+    ++met;
+    block.purged = true;
+    if (!block.indexed) continue;
+    Unindex(number);
+    Settle(number);
+  }
+  return met;
+}
+
+BlockTable::DomainBytes BlockIndex::BytesOfTenant(absl::string_view tenant) const {
+  const std::optional<uint32_t> domain = domains_.Find(tenant);
+  return domain.has_value() ? table_.OfDomain(*domain) : BlockTable::DomainBytes();
+}
+
+std::vector<std::pair<std::string, BlockTable::DomainBytes>> BlockIndex::Tenants() const {
+  std::vector<std::pair<std::string, BlockTable::DomainBytes>> tenants;
+  for (uint32_t domain = 0; domain < domains_.names().size(); ++domain) {
+    tenants.emplace_back(domains_.names()[domain], table_.OfDomain(domain));
+  }
+  return tenants;
+}
+
+}  // namespace kvt
