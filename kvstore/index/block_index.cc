@@ -270,10 +270,7 @@ absl::Status BlockIndex::Reserve(absl::Time now, SessionId id, const TicketClaim
     ++(within ? counters_.refused : counters_.tenant_refused);
     for (const size_t i : fresh) holder->reservations.erase(blocks[i].key);
     out->clear();
-    if (within && TryKeepPart(now, claim.id, ticket, allocate, aged)) {
-      for (const uint64_t record : own) GiveUp(record);
-      return absl::OkStatus();
-    }
+    if (within && TryKeepPart(now, claim.id, ticket, allocate, aged)) return absl::OkStatus();
     for (auto it = pinned.rbegin(); it != pinned.rend(); ++it) Unpin(*holder, *it);
     const uint32_t domain = ticket.domain;  // the ticket may go now
     if (!known) LetGo(id, claim.id);

@@ -176,8 +176,7 @@ class BlockIndex {
   // False when the holder has the pin already.
   bool Pin(Holder& holder, uint32_t number);
   void Unpin(Holder& holder, uint32_t number);
-  // After a pin or count went: placed in the eviction order, or freed when nobody finds it any
-  // more.
+  // After a pin or count went: placed in the order, or freed when nobody finds it any more.
   void Settle(uint32_t number);
   // Nobody finds it any more; what of it is on disk is erased.
   void Unindex(uint32_t number);
