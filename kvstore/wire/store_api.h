@@ -84,7 +84,7 @@ struct ReserveRequest {
   // Greater than zero: an aged ticket, that has been refused for so long. One of them at a time keeps
   // what there is (`pending`) until all is there; nobody else is admitted meanwhile. It asks again
   // within kAgedTurnLapse (kvstore/index/aged_turn.h).
-  absl::Duration waited;
+  absl::Duration waited = absl::ZeroDuration();
 };
 // All or nothing; ResourceExhausted (retryable) when there is no room after eviction.
 struct ReserveReply {
