@@ -22,12 +22,9 @@
 //   spill:    TakeSpills -> write the bytes, which stay constant and in place -> EndSpill
 //   promote:  BeginPromote -> read into the landing -> EndPromote
 //   erase:    TakeErasures -> erase
-// One thread at a time writes and erases: what it takes under one hold of the lock it does in the
-// order erasures, spills, and ends before it takes again. Promotions may run beside it.
-// Memory above the high watermark starts spilling, below the low one it stops (no effect without a
-// disk: dropping is done by Reserve, in the nick of time). Only what was used by two tickets is
-// worth a write, unless spill_one_time. What is pinned is spilled only when a reservation or
-// promotion found no room, and not soon after it was promoted.
+// One thread at a time writes and erases: erasures first, then spills, each ended before it takes
+// again. Promotions may run beside it. Only what two tickets used is worth a write, unless
+// spill_one_time. Pinned planes are spilled only when a reservation or promotion found no room.
 #pragma once
 
 #include <array>
@@ -131,7 +128,7 @@ class BlockIndex {
                             uint64_t record_handle, PromoteJob* job);
   // `loaded`: the record's bytes lie verified in the landing. Otherwise the record is lost.
   void EndPromote(absl::Time now, uint64_t record_handle, bool loaded);
-  // What is to be erased, oldest first, at most so many.
+  // Oldest first.
   void TakeErasures(size_t erasures_max, std::vector<DiskErasure>* out);
   // At start: a block whose BASE is on disk; then its RESIDUAL, when incarnations agree. What is
   // refused (duplicate, no number left, another incarnation) is to be erased. Returns the block's

@@ -28,7 +28,9 @@ struct IndexOptions {
   bool has_disk = false;
   uint64_t disk_bytes_max = 0;  // of records on disk; 0: no bound
   bool spill_one_time = false;  // also what one ticket alone used
-  double high_watermark = 0.9;  // of the arena
+  // Of the arena: above the high one the background makes room until the low one. No effect without
+  // a disk: dropping costs nothing, Reserve does it when it must.
+  double high_watermark = 0.9;
   double low_watermark = 0.8;
   absl::Duration promoted_hold = absl::Seconds(5);
 };
