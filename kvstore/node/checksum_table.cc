@@ -14,6 +14,7 @@ ChecksumTable::Entry& ChecksumTable::Prepare(uint32_t block, uint32_t generation
   entry.slices = slices;
   entry.none.fill(false);
   if (entry.room < slices) {
+    value_bytes_ += uint64_t{kPlanes} * (slices - entry.room) * sizeof(uint64_t);
     entry.room = slices;
     entry.values = std::make_unique<uint64_t[]>(uint64_t{kPlanes} * slices);
   }

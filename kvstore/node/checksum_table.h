@@ -24,6 +24,10 @@ class ChecksumTable {
   // The plane's checksums, one per slice; empty when it has none.
   [[nodiscard]] absl::Span<const uint64_t> Get(uint32_t block, uint32_t generation,
                                                Plane plane) const;
+  // Heap, about.
+  [[nodiscard]] uint64_t MemoryBytes() const {
+    return entries_.capacity() * sizeof(Entry) + value_bytes_;
+  }
 
  private:
   struct Entry {
@@ -36,6 +40,7 @@ class ChecksumTable {
   Entry& Prepare(uint32_t block, uint32_t generation, uint32_t slices);
 
   std::vector<Entry> entries_;
+  uint64_t value_bytes_ = 0;
 };
 
 }  // namespace kvt

@@ -19,6 +19,14 @@ IndexOptions MakeIndexOptions(const StoreNodeConfig& config, const Arena& arena)
   options.blocks_max = config.blocks_max;
   options.lease = config.lease;
   options.stall_after = kStoreStallAfter;
+  options.boot = config.epoch.value();
+  options.tenant_bytes_max = config.tenant_bytes_max;
+  options.has_disk = config.has_disk;
+  options.disk_bytes_max = config.disk_bytes_max;
+  options.spill_one_time = config.spill_one_time;
+  options.high_watermark = config.spill_high_watermark;
+  options.low_watermark = config.spill_low_watermark;
+  options.promoted_hold = config.promoted_hold;
   return options;
 }
 
@@ -54,10 +62,13 @@ SealReply::Outcome OutcomeOf(IndexSealOutcome outcome) {
 
 LiveTicket ToLive(const TicketRef& ticket) { return LiveTicket{ticket.id, ticket.epoch}; }
 
-void SetPlace(uint64_t handle, const std::array<uint64_t, kPlanes>& offset, BlockPlace* place) {
-  place->handle = handle;
-  place->base_offset = offset[static_cast<size_t>(Plane::kBase)];
-  place->residual_offset = offset[static_cast<size_t>(Plane::kResidual)];
+template <typename Found>  // FoundBlock, ReservedBlock
+void SetPlace(const Found& found, BlockPlace* place) {
+  place->handle = found.handle;
+  place->base_offset = found.offset[static_cast<size_t>(Plane::kBase)];
+  place->residual_offset = found.offset[static_cast<size_t>(Plane::kResidual)];
+  place->base_on_disk = found.on_disk[static_cast<size_t>(Plane::kBase)];
+  place->residual_on_disk = found.on_disk[static_cast<size_t>(Plane::kResidual)];
 }
 
 // Unpredictable, never zero.
@@ -99,6 +110,7 @@ void StoreNode::Tick() {
     MutexLock lock(mu_);
     index_.NoteTime(clock_.Now());
     lapsed = index_.TakeLapsed();
+    if (index_.WantsSpill()) spill_work_.NotifyOne();
   }
   for (const NodeName& worker : lapsed) {
     KVT_LOG(kWarning, "the lease of ", worker, " ended: its pins and reservations are gone");
@@ -140,6 +152,7 @@ StoreStats StoreNode::StatsNow() {
   stats.pulled_bytes = pulled_bytes_;
   stats.pushed_bytes = pushed_bytes_;
   stats.checksum_failures = checksum_failures_;
+  FillDiskStats(index, &stats);
   return stats;
 }
 
@@ -222,21 +235,22 @@ absl::StatusOr<LookupReply> StoreNode::Lookup(const LookupRequest& request) {
   for (size_t i = 0; i < found.size(); ++i) {
     LookupReply::Block& block = reply.blocks[i];
     block.presence = found[i].presence;
-    SetPlace(found[i].handle, found[i].offset, &block.place);
+    SetPlace(found[i], &block.place);
     if (block.presence != BlockPresence::kAbsent) CopyChecksums(found[i].handle, &block.place);
   }
   return reply;
 }
 
 void StoreNode::CopyChecksums(uint64_t handle, BlockPlace* place) {
-  const auto copy = [&](Plane plane, uint64_t offset, std::vector<uint64_t>* to) {
-    if (offset == kNoOffset) return;
+  const auto copy = [&](Plane plane, uint64_t offset, bool on_disk, std::vector<uint64_t>* to) {
+    if (offset == kNoOffset && !on_disk) return;
     const absl::Span<const uint64_t> from =
         checksums_.Get(BlockNumberOf(handle), GenerationOfHandle(handle), plane);
     to->assign(from.begin(), from.end());
   };
-  copy(Plane::kBase, place->base_offset, &place->base_checksums);
-  copy(Plane::kResidual, place->residual_offset, &place->residual_checksums);
+  copy(Plane::kBase, place->base_offset, place->base_on_disk, &place->base_checksums);
+  copy(Plane::kResidual, place->residual_offset, place->residual_on_disk,
+       &place->residual_checksums);
 }
 
 absl::StatusOr<ReserveReply> StoreNode::Reserve(const ReserveRequest& request) {
@@ -255,7 +269,7 @@ absl::StatusOr<ReserveReply> StoreNode::Reserve(const ReserveRequest& request) {
   reply.blocks.resize(reserved.size());
   for (size_t i = 0; i < reserved.size(); ++i) {
     reply.blocks[i].already_sealed = reserved[i].already_sealed;
-    SetPlace(reserved[i].handle, reserved[i].offset, &reply.blocks[i].place);
+    SetPlace(reserved[i], &reply.blocks[i].place);
   }
   return reply;
 }

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,7 +21,9 @@
 #include "kernels/base/mutex.h"
 #include "kvstore/index/block_index.h"
 #include "kvstore/media/arena.h"
+#include "kvstore/media/spill_store.h"
 #include "kvstore/node/checksum_table.h"
+#include "kvstore/node/spill_meta.h"
 #include "kvstore/node/ticket_cache.h"
 #include "kvstore/transport/transport_server.h"
 #include "kvstore/wire/store_api.h"
@@ -38,10 +41,29 @@ struct StoreNodeConfig {
   BootEpoch epoch;
   std::string host_id;  // LocalHostId()
   absl::Duration lease = absl::Seconds(10);
-  uint64_t slab_bytes = 0;  // divides the arena
-  uint32_t blocks_max = 0;  // the arena's record table has twice as many entries
+  uint64_t slab_bytes = 0;      // divides the arena
+  uint32_t blocks_max = 0;      // the arena's record table has twice as many entries
   WireVersionRange versions{};  // for tests
+  // The second medium (AttachDisk); see IndexOptions.
+  bool has_disk = false;
+  uint64_t disk_bytes_max = 0;
+  bool spill_one_time = false;
+  double spill_high_watermark = 0.9;
+  double spill_low_watermark = 0.8;
+  absl::Duration promoted_hold = absl::Seconds(5);
+  uint64_t tenant_bytes_max = 0;
 };
+
+// Bytes of one batch to disk, and so of what is being written at once; at most an eighth of the
+// arena.
+inline constexpr uint64_t kSpillBatchBytes = 32 * 1024 * 1024;
+inline constexpr size_t kErasuresPerRound = 4096;
+// Records of one batch from disk, and those that may wait for it.
+inline constexpr size_t kPromoteBatchRecords = 64;
+inline constexpr size_t kPromoteQueueMax = 16384;
+// A disk that failed is tried again after the first, then ever later up to the second.
+inline constexpr absl::Duration kSpillRetryMin = absl::Seconds(1);
+inline constexpr absl::Duration kSpillRetryMax = absl::Seconds(60);
 
 // Where workers reach the data plane; empty: not served.
 struct DataPlaneAddresses {
@@ -65,6 +87,17 @@ class StoreNode final : public StoreApi, public PieceResolver {
   void SetReady() { starting_percent_.store(kReady); }
   // -1: ready.
   [[nodiscard]] int starting_percent() const { return starting_percent_.load(); }
+  // The second medium, which outlives the node: takes back what is on it, then uses it. Before
+  // sessions are opened; config.has_disk. Errors of the scan; the node is then as without a disk.
+  absl::Status AttachDisk(SpillStore& disk);
+  // One round of the disk's writer: erases, then writes a batch. For one thread of the composition
+  // root, which loops: while it returns true there may be more to do at once.
+  bool SpillRound();
+  // One round of a reader: a batch from disk. For any number of threads.
+  bool PromoteRound();
+  // Wait for work of the rounds, at most so long.
+  void WaitForSpill(absl::Duration timeout);
+  void WaitForPromote(absl::Duration timeout);
   // Ends leases that are over, also the store's own after a stall.
   void Tick();
   // While draining, sessions, lookups and reservations are refused with Unavailable; what runs
@@ -81,6 +114,7 @@ class StoreNode final : public StoreApi, public PieceResolver {
   absl::StatusOr<SealReply> Seal(const SealRequest& request) override;
   absl::Status Verify(const VerifyRequest& request) override;
   absl::StatusOr<PromoteReply> Promote(const PromoteRequest& request) override;
+  absl::StatusOr<PurgeTenantReply> PurgeTenant(const PurgeTenantRequest& request) override;
   absl::Status Release(const ReleaseRequest& request) override;
   absl::Status CloseSession(SessionId session) override;
   absl::StatusOr<StoreStats> Stats() override { return StatsNow(); }
@@ -118,6 +152,15 @@ class StoreNode final : public StoreApi, public PieceResolver {
   // Does the ticket belong to the model that the session was opened for?
   absl::Status CheckModel(SessionId session, const Ticket& ticket)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // store_node_spill.cc.
+  struct SpillWork;
+  void TakeSpillWork(SpillWork* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteDisk(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string MetaOf(uint64_t record_handle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RestoreBase(const SpillMeta& meta, uint64_t bytes, std::vector<SpillKey>* unwanted);
+  void RestoreResidual(const BlockKey& key, const SpillMeta& meta, std::vector<SpillKey>* unwanted);
+  void FillDiskStats(const IndexStats& index, StoreStats* stats) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   void CopyChecksums(uint64_t handle, BlockPlace* place) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Keeps what the writer says its slices sum to.
   void KeepChecksums(const PushedPiece& pushed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -138,6 +181,20 @@ class StoreNode final : public StoreApi, public PieceResolver {
   uint64_t pulled_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t pushed_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t checksum_failures_ ABSL_GUARDED_BY(mu_) = 0;
+
+  SpillStore* disk_ = nullptr;  // set by AttachDisk, before others call
+  CondVar spill_work_;
+  CondVar promote_work_;
+  CondVar promote_done_;
+  CondVar purge_done_;
+  std::deque<PromoteJob> promotes_ ABSL_GUARDED_BY(mu_);
+  std::vector<SpillKey> erase_again_ ABSL_GUARDED_BY(mu_);  // before anything is written
+  std::string disk_failing_ ABSL_GUARDED_BY(mu_);
+  absl::Time disk_retry_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  absl::Duration disk_retry_ ABSL_GUARDED_BY(mu_) = kSpillRetryMin;
+  uint64_t spill_failures_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t purges_wanted_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t purges_done_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace kvt

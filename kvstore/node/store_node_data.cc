@@ -97,25 +97,6 @@ void StoreNode::ReleasePull(SessionId, absl::Span<const Piece> pieces) {
   for (const Piece& piece : pieces) index_.EndRead(piece.handle);
 }
 
-absl::StatusOr<PromoteReply> StoreNode::Promote(const PromoteRequest& request) {
-  PromoteReply reply;
-  reply.outcomes.assign(request.records.size(), PromoteReply::Outcome::kLost);
-  MutexLock lock(mu_);
-  if (index_.FindSession(request.session) == nullptr) {
-    return absl::NotFoundError(absl::StrCat("no session ", request.session.value(), " at store ",
-                                            config_.name, ": its lease ended, or it restarted"));
-  }
-  for (size_t i = 0; i < request.records.size(); ++i) {
-    const RecordRange range{request.ticket.id, request.ticket.epoch, request.records[i], 0,
-                            kPieceAlignment};
-    uint64_t offset = 0;
-    if (index_.BeginRead(request.session, range, &offset) != Access::kOk) continue;
-    index_.EndRead(request.records[i]);
-    reply.outcomes[i] = PromoteReply::Outcome::kResident;
-  }
-  return reply;
-}
-
 absl::Status StoreNode::Verify(const VerifyRequest& request) {
   for (const uint64_t record : request.records) {
     RecordRange range{request.ticket.id, request.ticket.epoch, record, 0, 0};

@@ -138,6 +138,20 @@ struct PromoteReply {
   uint64_t bytes_from_disk = 0;   // read for this call
 };
 
+// Everything of a sharing domain is to go: found no more at once, out of memory when its last pin
+// goes, off the disk.
+struct PurgeTenantRequest {
+  std::string tenant;  // "" is the shared domain
+  // How long the answer may wait for the disk; at most kPurgeWaitMax counts.
+  absl::Duration wait = absl::Seconds(5);
+};
+inline constexpr absl::Duration kPurgeWaitMax = absl::Minutes(5);
+struct PurgeTenantReply {
+  uint64_t blocks = 0;        // met, in any state
+  uint64_t memory_bytes = 0;  // still there: pinned, or under a transfer
+  bool disk_reclaimed = true;  // false: erased in the index, on the medium not before the wait ended
+};
+
 struct ReleaseRequest {
   SessionId session;
   TicketRef ticket;
@@ -195,6 +209,7 @@ struct StoreStats {
   uint64_t promote_failures = 0;  // records that could not be read back
   std::string disk_failing;       // why disk takes nothing now; empty: it works
   uint64_t index_bytes = 0;       // heap of the index, about
+  uint64_t tenant_refused = 0;    // reservations beyond their tenant's quota
 };
 
 class StoreApi {
@@ -211,6 +226,7 @@ class StoreApi {
   virtual absl::Status Verify(const VerifyRequest& request) = 0;
   // Answers when each record is in memory, or cannot be, or the wait is over. NotFound: no session.
   virtual absl::StatusOr<PromoteReply> Promote(const PromoteRequest& request) = 0;
+  virtual absl::StatusOr<PurgeTenantReply> PurgeTenant(const PurgeTenantRequest& request) = 0;
   // Drops the ticket's pins and unsealed reservations in this session. Idempotent.
   virtual absl::Status Release(const ReleaseRequest& request) = 0;
   virtual absl::Status CloseSession(SessionId session) = 0;

@@ -310,6 +310,25 @@ absl::StatusOr<PromoteReply> FromWire(const kvtide::PromoteReply& from) {
   return to;
 }
 
+void ToWire(const PurgeTenantRequest& from, kvtide::PurgeTenantRequest* to) {
+  to->set_tenant(from.tenant);
+  to->set_wait_ns(ToNs(from.wait));
+}
+
+PurgeTenantRequest FromWire(const kvtide::PurgeTenantRequest& from) {
+  return PurgeTenantRequest{from.tenant(), FromNs(from.wait_ns())};
+}
+
+void ToWire(const PurgeTenantReply& from, kvtide::PurgeTenantReply* to) {
+  to->set_blocks(from.blocks);
+  to->set_memory_bytes(from.memory_bytes);
+  to->set_disk_reclaimed(from.disk_reclaimed);
+}
+
+absl::StatusOr<PurgeTenantReply> FromWire(const kvtide::PurgeTenantReply& from) {
+  return PurgeTenantReply{from.blocks(), from.memory_bytes(), from.disk_reclaimed()};
+}
+
 void ToWire(const ReleaseRequest& from, kvtide::ReleaseRequest* to) {
   to->set_session(from.session.value());
   ToWire(from.ticket, to->mutable_ticket());
@@ -373,6 +392,7 @@ void ToWire(const StoreStats& from, kvtide::StoreStats* to) {
   to->set_promote_failures(from.promote_failures);
   to->set_disk_failing(from.disk_failing);
   to->set_index_bytes(from.index_bytes);
+  to->set_tenant_refused(from.tenant_refused);
 }
 
 absl::StatusOr<StoreStats> FromWire(const kvtide::StoreStats& from) {
@@ -416,6 +436,7 @@ absl::StatusOr<StoreStats> FromWire(const kvtide::StoreStats& from) {
   to.promote_failures = from.promote_failures();
   to.disk_failing = from.disk_failing();
   to.index_bytes = from.index_bytes();
+  to.tenant_refused = from.tenant_refused();
   return to;
 }
 

@@ -58,6 +58,11 @@ class StoreService final : public kvtide::Store::Service {
     if (!decoded.ok()) return rpc::ToGrpc(decoded.status(), context);
     return Answer(context, api_.Promote(*decoded), reply);
   }
+  grpc::Status PurgeTenant(grpc::ServerContext* context,
+                           const kvtide::PurgeTenantRequest* request,
+                           kvtide::PurgeTenantReply* reply) override {
+    return Answer(context, api_.PurgeTenant(rpc::FromWire(*request)), reply);
+  }
   grpc::Status Release(grpc::ServerContext* context, const kvtide::ReleaseRequest* request,
                        kvtide::Empty*) override {
     return rpc::ToGrpc(api_.Release(rpc::FromWire(*request)), context);
@@ -137,6 +142,11 @@ class StoreStub final : public StoreApi {
       KVT_RETURN_IF_ERROR(CheckAnswers(reply->outcomes.size(), request.records.size()));
     }
     return reply;
+  }
+  absl::StatusOr<PurgeTenantReply> PurgeTenant(const PurgeTenantRequest& request) override {
+    kvtide::PurgeTenantRequest wire;
+    rpc::ToWire(request, &wire);
+    return Ask<kvtide::PurgeTenantReply>(&kvtide::Store::Stub::PurgeTenant, wire);
   }
   absl::Status Release(const ReleaseRequest& request) override {
     kvtide::ReleaseRequest wire;

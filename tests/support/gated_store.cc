@@ -101,6 +101,11 @@ absl::StatusOr<PromoteReply> GatedStore::Promote(const PromoteRequest& request) 
   if (passage.target == nullptr) return passage.status;
   return passage.target->Promote(request);
 }
+absl::StatusOr<PurgeTenantReply> GatedStore::PurgeTenant(const PurgeTenantRequest& request) {
+  Passage passage(*this);
+  if (passage.target == nullptr) return passage.status;
+  return passage.target->PurgeTenant(request);
+}
 absl::Status GatedStore::Release(const ReleaseRequest& request) {
   Passage passage(*this);
   if (passage.target == nullptr) return passage.status;

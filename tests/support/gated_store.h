@@ -35,6 +35,7 @@ class GatedStore final : public StoreApi {
   absl::StatusOr<SealReply> Seal(const SealRequest& request) override;
   absl::Status Verify(const VerifyRequest& request) override;
   absl::StatusOr<PromoteReply> Promote(const PromoteRequest& request) override;
+  absl::StatusOr<PurgeTenantReply> PurgeTenant(const PurgeTenantRequest& request) override;
   absl::Status Release(const ReleaseRequest& request) override;
   absl::Status CloseSession(SessionId session) override;
   absl::StatusOr<StoreStats> Stats() override;

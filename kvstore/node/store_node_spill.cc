@@ -1,0 +1,375 @@
+// The second medium's side of a store node: recovery, the writer's and the readers' rounds, Promote
+// and purge. What moves, the index decides (block_index_spill.cc).
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/log.h"
+#include "kernels/layout/checksum.h"
+#include "kvstore/node/store_node.h"
+
+namespace kvt {
+namespace {
+
+SpillKey KeyOf(const BlockKey& key, Plane plane) {
+  SpillKey to;
+  to.block = key.bytes;
+  to.part = plane == Plane::kBase ? SpillPart::kBase : SpillPart::kResidual;
+  return to;
+}
+
+uint64_t BlockHandleOf(uint64_t record_handle) {
+  return MakeBlockHandle(BlockOfRecord(record_handle), GenerationOfHandle(record_handle));
+}
+
+// A record that is being read back.
+struct Loading {
+  PromoteJob job;
+  Geometry geometry;
+  uint64_t key_hash = 0;
+  std::vector<uint64_t> checksums;
+};
+
+bool IsIntact(const Loading& loading, const std::byte* bytes) {
+  const Plane plane = PlaneOfRecord(loading.job.record_handle);
+  const uint32_t slice_bytes = loading.geometry.SliceBytes();
+  for (uint32_t slice = 0; slice < loading.checksums.size(); ++slice) {
+    if (SliceChecksum(bytes + uint64_t{slice} * slice_bytes, slice_bytes,
+                      ChecksumSeed(loading.key_hash, plane, slice)) != loading.checksums[slice]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+absl::Status StoreNode::AttachDisk(SpillStore& disk) {
+  KVT_CHECK(config_.has_disk && disk_ == nullptr);
+  std::vector<SpillKey> unwanted;
+  std::vector<std::pair<BlockKey, SpillMeta>> residuals;  // after their BASEs
+  const absl::Status scanned =
+      disk.Scan([&](const SpillKey& key, absl::string_view bytes, uint64_t size) {
+        absl::StatusOr<SpillMeta> meta = DecodeSpillMeta(bytes);
+        BlockKey block;
+        block.bytes = key.block;
+        if (!meta.ok() || key.part == SpillPart::kDigest || KeyOf(block, meta->plane) != key) {
+          unwanted.push_back(key);
+        } else if (meta->plane == Plane::kBase) {
+          meta->block.name.key = block;
+          RestoreBase(*meta, size, &unwanted);
+        } else {
+          residuals.emplace_back(block, *std::move(meta));
+        }
+        return true;
+      });
+  KVT_RETURN_IF_ERROR(scanned);
+  for (const auto& [key, meta] : residuals) RestoreResidual(key, meta, &unwanted);
+  MutexLock lock(mu_);
+  const IndexStats stats = index_.Stats();
+  KVT_LOG(kInfo, "taken back from disk: ", stats.disk_records[0], " BASE and ",
+          stats.disk_records[1], " RESIDUAL records; ", unwanted.size(), " given up");
+  erase_again_ = std::move(unwanted);
+  disk_ = &disk;
+  return absl::OkStatus();
+}
+
+void StoreNode::RestoreBase(const SpillMeta& meta, uint64_t bytes,
+                            std::vector<SpillKey>* unwanted) {
+  const uint32_t slices = meta.block.geometry.SlicesPerRecord();
+  const bool fits = bytes == meta.block.geometry.RecordBytes() &&
+                    (meta.checksums.empty() || meta.checksums.size() == slices);
+  MutexLock lock(mu_);
+  const absl::StatusOr<uint64_t> handle =
+      fits ? index_.RestoreBlock(meta.block)
+           : absl::StatusOr<uint64_t>(absl::DataLossError("sizes differ"));
+  if (!handle.ok()) {
+    unwanted->push_back(KeyOf(meta.block.name.key, Plane::kBase));
+    return;
+  }
+  const uint32_t number = BlockNumberOf(*handle);
+  const uint32_t generation = GenerationOfHandle(*handle);
+  if (meta.checksums.empty()) {
+    checksums_.SetNone(number, generation, slices, Plane::kBase);
+  } else {
+    checksums_.Set(number, generation, slices, Plane::kBase, 0, meta.checksums);
+  }
+}
+
+void StoreNode::RestoreResidual(const BlockKey& key, const SpillMeta& meta,
+                                std::vector<SpillKey>* unwanted) {
+  MutexLock lock(mu_);
+  const absl::StatusOr<uint64_t> handle = index_.RestoreResidual(key, meta.incarnation);
+  if (!handle.ok()) {
+    unwanted->push_back(KeyOf(key, Plane::kResidual));
+    return;
+  }
+  const uint32_t slices = index_.GeometryOf(*index_.FindBlock(*handle)).SlicesPerRecord();
+  const uint32_t number = BlockNumberOf(*handle);
+  const uint32_t generation = GenerationOfHandle(*handle);
+  if (meta.checksums.size() == slices) {
+    checksums_.Set(number, generation, slices, Plane::kResidual, 0, meta.checksums);
+  } else {
+    checksums_.SetNone(number, generation, slices, Plane::kResidual);
+  }
+}
+
+std::string StoreNode::MetaOf(uint64_t record_handle) {
+  const Block* const block = index_.FindBlock(BlockHandleOf(record_handle));
+  KVT_CHECK(block != nullptr, "record ", record_handle);
+  SpillMeta meta;
+  meta.plane = PlaneOfRecord(record_handle);
+  meta.incarnation = block->incarnation;
+  const absl::Span<const uint64_t> sums =
+      checksums_.Get(BlockOfRecord(record_handle), block->generation, meta.plane);
+  meta.checksums.assign(sums.begin(), sums.end());
+  if (meta.plane == Plane::kBase) {
+    RestoredBlock& to = meta.block;
+    to.name.parent = block->parent;
+    to.name.tokens.assign(block->tokens.begin(), block->tokens.begin() + block->token_count);
+    to.name.provenance = block->provenance;
+    to.name.ticket_private = block->ticket_private;
+    const SpaceInfo& space = index_.SpaceInfoOf(*block);
+    to.geometry = space.geometry;
+    to.model_fingerprint = space.model_fingerprint;
+    to.numerics_id = space.numerics_id;
+    to.tenant = index_.TenantOf(*block);
+  }
+  return EncodeSpillMeta(meta);
+}
+
+struct StoreNode::SpillWork {
+  std::vector<SpillKey> erase;
+  bool erased_all = false;  // of what is to be erased now
+  uint64_t purges = 0;      // wanted when the round began
+  bool reclaim = false;
+  std::vector<SpillJob> jobs;
+  std::vector<std::string> metas;
+};
+
+void StoreNode::TakeSpillWork(SpillWork* work) {
+  const absl::Time now = clock_.Now();
+  work->purges = purges_wanted_;
+  work->erase = std::exchange(erase_again_, {});
+  std::vector<DiskErasure> erasures;
+  index_.TakeErasures(kErasuresPerRound, &erasures);
+  for (const DiskErasure& erasure : erasures) {
+    work->erase.push_back(KeyOf(erasure.key, erasure.plane));
+  }
+  work->erased_all = erasures.size() < kErasuresPerRound;
+  work->reclaim = work->erased_all && purges_done_ < purges_wanted_;
+  index_.SetDiskWritable(now >= disk_retry_at_);
+  index_.TakeSpills(now, std::min(kSpillBatchBytes, arena_.size() / 8), &work->jobs);
+  for (const SpillJob& job : work->jobs) work->metas.push_back(MetaOf(job.record_handle));
+}
+
+bool StoreNode::SpillRound() {
+  if (disk_ == nullptr) return false;
+  SpillWork work;
+  {
+    MutexLock lock(mu_);
+    TakeSpillWork(&work);
+  }
+  absl::Status status;
+  if (!work.erase.empty()) status = disk_->Erase(work.erase);
+  const bool erased = status.ok();
+  if (status.ok() && work.reclaim) status = disk_->Reclaim();
+  const bool reclaimed = status.ok() && work.reclaim;
+  if (status.ok() && !work.jobs.empty()) {
+    std::vector<SpillWrite> writes(work.jobs.size());
+    for (size_t i = 0; i < writes.size(); ++i) {
+      const SpillJob& job = work.jobs[i];
+      writes[i].key = KeyOf(job.key, PlaneOfRecord(job.record_handle));
+      writes[i].meta = work.metas[i];
+      writes[i].bytes = absl::MakeConstSpan(arena_.data() + job.offset, job.bytes);
+    }
+    status = disk_->Write(writes);
+  }
+  MutexLock lock(mu_);
+  const absl::Time now = clock_.Now();
+  for (const SpillJob& job : work.jobs) index_.EndSpill(now, job.record_handle, status.ok());
+  if (!erased) {
+    erase_again_ = std::move(work.erase);
+  } else if (!status.ok()) {
+    // Some of a failed batch may be there.
+    for (const SpillJob& job : work.jobs) {
+      erase_again_.push_back(KeyOf(job.key, PlaneOfRecord(job.record_handle)));
+    }
+  }
+  if (reclaimed) {
+    purges_done_ = std::max(purges_done_, work.purges);
+    purge_done_.NotifyAll();
+  }
+  if (!work.erase.empty() || work.reclaim || !work.jobs.empty()) NoteDisk(status);
+  return status.ok() && (!work.jobs.empty() || !work.erased_all);
+}
+
+void StoreNode::NoteDisk(const absl::Status& status) {
+  if (status.ok()) {
+    if (!disk_failing_.empty()) KVT_LOG(kInfo, "the disk takes records again");
+    disk_failing_.clear();
+    disk_retry_ = kSpillRetryMin;
+    return;
+  }
+  ++spill_failures_;
+  disk_retry_at_ = clock_.Now() + disk_retry_;
+  disk_retry_ = std::min(disk_retry_ * 2, kSpillRetryMax);
+  index_.SetDiskWritable(false);
+  if (disk_failing_.empty()) {
+    KVT_LOG(kWarning,
+            "the disk takes no records; serving from memory, trying again: ", status.message());
+  }
+  disk_failing_ = std::string(status.message());
+}
+
+bool StoreNode::PromoteRound() {
+  if (disk_ == nullptr) return false;
+  std::vector<Loading> batch;
+  {
+    MutexLock lock(mu_);
+    while (!promotes_.empty() && batch.size() < kPromoteBatchRecords) {
+      Loading loading;
+      loading.job = promotes_.front();
+      promotes_.pop_front();
+      const uint64_t record = loading.job.record_handle;
+      const Block* const block = index_.FindBlock(BlockHandleOf(record));
+      KVT_CHECK(block != nullptr, "record ", record, " has a landing");
+      loading.geometry = index_.GeometryOf(*block);
+      loading.key_hash = block->key.Hash64();
+      const absl::Span<const uint64_t> sums =
+          checksums_.Get(BlockOfRecord(record), block->generation, PlaneOfRecord(record));
+      loading.checksums.assign(sums.begin(), sums.end());
+      batch.push_back(std::move(loading));
+    }
+    if (!promotes_.empty()) promote_work_.NotifyOne();  // for another reader
+  }
+  if (batch.empty()) return false;
+  std::vector<SpillRead> reads(batch.size());
+  std::vector<absl::Status> statuses(batch.size());
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const PromoteJob& job = batch[i].job;
+    reads[i].key = KeyOf(job.key, PlaneOfRecord(job.record_handle));
+    reads[i].bytes = absl::MakeSpan(arena_.data() + job.offset, job.bytes);
+  }
+  disk_->Read(reads, absl::MakeSpan(statuses));
+  for (size_t i = 0; i < batch.size(); ++i) {
+    if (statuses[i].ok() && !IsIntact(batch[i], arena_.data() + batch[i].job.offset)) {
+      statuses[i] = absl::DataLossError("a slice's checksum differs");
+    }
+    if (!statuses[i].ok()) {
+      KVT_LOG(kWarning, "a record cannot be read back and is given up: ", statuses[i].message());
+    }
+  }
+  MutexLock lock(mu_);
+  const absl::Time now = clock_.Now();
+  for (size_t i = 0; i < batch.size(); ++i) {
+    index_.EndPromote(now, batch[i].job.record_handle, statuses[i].ok());
+  }
+  promote_done_.NotifyAll();
+  return true;
+}
+
+void StoreNode::WaitForSpill(absl::Duration timeout) {
+  MutexLock lock(mu_);
+  const bool due = index_.WantsSpill() && clock_.Now() >= disk_retry_at_;
+  if (due) timeout = std::min(timeout, absl::Milliseconds(5));  // nothing could be taken just now
+  spill_work_.WaitFor(mu_, timeout);
+}
+
+void StoreNode::WaitForPromote(absl::Duration timeout) {
+  MutexLock lock(mu_);
+  if (promotes_.empty()) promote_work_.WaitFor(mu_, timeout);
+}
+
+absl::StatusOr<PromoteReply> StoreNode::Promote(const PromoteRequest& request) {
+  using Outcome = PromoteReply::Outcome;
+  PromoteReply reply;
+  reply.outcomes.assign(request.records.size(), Outcome::kLate);
+  const absl::Time deadline =
+      clock_.Now() + std::clamp(request.wait, absl::ZeroDuration(), kPromoteWaitMax);
+  const LiveTicket ticket{request.ticket.id, request.ticket.epoch};
+  std::vector<size_t> open(request.records.size());
+  for (size_t i = 0; i < open.size(); ++i) open[i] = i;
+  absl::flat_hash_set<uint64_t> own;  // read for this call
+  MutexLock lock(mu_);
+  if (index_.FindSession(request.session) == nullptr) {
+    return absl::NotFoundError(absl::StrCat("no session ", request.session.value(), " at store ",
+                                            config_.name, ": its lease ended, or it restarted"));
+  }
+  for (bool queued = true;; queued = false) {
+    std::erase_if(open, [&](size_t i) {
+      const uint64_t record = request.records[i];
+      if (promotes_.size() >= kPromoteQueueMax) return false;
+      PromoteJob job;
+      const PromoteBegin begin =
+          index_.BeginPromote(clock_.Now(), request.session, ticket, record, &job);
+      switch (begin) {
+        case PromoteBegin::kStarted:
+          promotes_.push_back(job);
+          own.insert(record);
+          queued = true;
+          return false;
+        case PromoteBegin::kRunning:
+          return false;
+        case PromoteBegin::kNoRoom:
+          reply.outcomes[i] = Outcome::kNoRoom;
+          spill_work_.NotifyOne();
+          return true;
+        case PromoteBegin::kLost:
+          reply.outcomes[i] = Outcome::kLost;
+          return true;
+        case PromoteBegin::kResident:
+          reply.outcomes[i] = Outcome::kResident;
+          if (own.contains(record)) {
+            reply.bytes_from_disk +=
+                index_.GeometryOf(*index_.FindBlock(BlockHandleOf(record))).RecordBytes();
+          }
+          return true;
+      }
+      KVT_CHECK(false, "begin ", static_cast<int>(begin));
+    });
+    if (queued) promote_work_.NotifyOne();
+    const absl::Duration left = deadline - clock_.Now();
+    if (open.empty() || left <= absl::ZeroDuration()) return reply;
+    promote_done_.WaitFor(mu_, std::min<absl::Duration>(left, absl::Milliseconds(50)));
+  }
+}
+
+absl::StatusOr<PurgeTenantReply> StoreNode::PurgeTenant(const PurgeTenantRequest& request) {
+  PurgeTenantReply reply;
+  const absl::Time deadline =
+      clock_.Now() + std::clamp(request.wait, absl::ZeroDuration(), kPurgeWaitMax);
+  MutexLock lock(mu_);
+  reply.blocks = index_.PurgeTenant(request.tenant);
+  if (disk_ != nullptr) {
+    const uint64_t own = ++purges_wanted_;
+    spill_work_.NotifyOne();
+    while (purges_done_ < own && clock_.Now() < deadline) {
+      purge_done_.WaitFor(
+          mu_, std::min<absl::Duration>(deadline - clock_.Now(), absl::Milliseconds(50)));
+    }
+    reply.disk_reclaimed = purges_done_ >= own;
+  }
+  reply.memory_bytes = index_.BytesOfTenant(request.tenant).memory;
+  KVT_LOG(kInfo, "purged a tenant: ", reply.blocks, " blocks");
+  return reply;
+}
+
+void StoreNode::FillDiskStats(const IndexStats& index, StoreStats* stats) {
+  stats->disk_bytes = index.disk_bytes;
+  stats->disk_records = index.disk_records;
+  stats->spill_queue_bytes = index.spilling_bytes;
+  stats->promote_queue_bytes = index.promoting_bytes;
+  stats->spilled = index.spilled;
+  stats->promoted = index.promoted;
+  stats->dropped = index.dropped;
+  stats->spill_failures = spill_failures_;
+  stats->promote_failures = index.lost_on_disk;
+  stats->disk_failing = disk_failing_;
+  stats->index_bytes = index.index_bytes + checksums_.MemoryBytes();
+  stats->tenant_refused = index.tenant_refused;
+}
+
+}  // namespace kvt
