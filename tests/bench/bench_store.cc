@@ -7,9 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
+#include <thread>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
@@ -20,6 +25,7 @@
 #include "kernels/base/random.h"
 #include "kernels/layout/checksum.h"
 #include "kvstore/index/record_allocator.h"
+#include "kvstore/media/rocksdb_spill_store.h"
 #include "kvstore/node/store_node.h"
 #include "kvstore/transport/ucx_link_probe.h"
 #include "tests/bench/burst_controls.h"
@@ -32,6 +38,8 @@ constexpr uint64_t kNeighbourTicket = 2;
 constexpr uint64_t kPassingTicket = 3;
 constexpr int kMineInTurn = 12;
 constexpr int kNeighboursInTurn = 2;
+constexpr uint64_t kSpilledLeast = 8;  // records
+constexpr uint64_t kDiskBytes = 2 * kGiB;
 constexpr char kFingerprint[] = "bench";
 constexpr char kNumerics[] = "bench";
 
@@ -70,20 +78,36 @@ class Filler {
   }
 
   void Fill() {
-    const uint64_t capacity = node_.StatsNow().capacity_bytes / 16 * 15;
+    const uint64_t capacity = node_.StatsNow().capacity_bytes / 16 * 13;
     const uint64_t turn = 2ull * geometry_.RecordBytes() * (kMineInTurn + 2 * kNeighboursInTurn);
     const uint64_t turns = std::max<uint64_t>(capacity / turn, 1);
     for (uint64_t i = 0; i < turns; ++i) {
       Put(kBenchTicket, kMineInTurn);
       Put(kNeighbourTicket, kNeighboursInTurn);
-      Put(kPassingTicket, kNeighboursInTurn);
-      KVT_CHECK(node_.Release({session_.session, {TicketId(kPassingTicket), TicketEpoch(1)}}).ok());
+      PutPassing();
     }
+  }
+  // Goes on with blocks that nobody pins until records lie on disk only.
+  uint64_t FillDisk() {
+    const absl::Time deadline = RealClock::Get().Now() + absl::Minutes(1);
+    while (OnDisk(node_.StatsNow()) < kSpilledLeast) {
+      KVT_CHECK(RealClock::Get().Now() < deadline, "nothing goes to disk: ",
+                node_.StatsNow().disk_failing);
+      PutPassing();
+    }
+    return OnDisk(node_.StatsNow());
   }
   [[nodiscard]] const OpenSessionReply& session() const { return session_; }
   [[nodiscard]] const std::vector<StoredRecord>& mine() const { return mine_; }
 
  private:
+  static uint64_t OnDisk(const StoreStats& stats) {
+    return stats.disk_records[0] + stats.disk_records[1];
+  }
+  void PutPassing() {
+    Put(kPassingTicket, kNeighboursInTurn);
+    KVT_CHECK(node_.Release({session_.session, {TicketId(kPassingTicket), TicketEpoch(1)}}).ok());
+  }
   void Put(uint64_t ticket, int count) {
     Ticket grant;
     grant.id = TicketId(ticket);
@@ -100,7 +124,13 @@ class Filler {
       name.key = parent_ = chain_->Next(parent_, name.tokens, Provenance::kExact);
       request.blocks.push_back(name);
     }
-    const ReserveReply reserved = OrDie(node_.Reserve(request));
+    absl::StatusOr<ReserveReply> answer = node_.Reserve(request);
+    while (absl::IsResourceExhausted(answer.status())) {  // what goes to disk makes room
+      node_.Tick();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      answer = node_.Reserve(request);
+    }
+    const ReserveReply reserved = OrDie(std::move(answer));
     for (int i = 0; i < count; ++i) {
       for (const Plane plane : {Plane::kBase, Plane::kResidual}) {
         Push(ticket, reserved.blocks[i].place.handle, request.blocks[i].key, plane);
@@ -149,6 +179,43 @@ class Filler {
   std::vector<StoredRecord> mine_;
 };
 
+// A spill store in a folder of its own, and the thread that writes to it.
+class Disk {
+ public:
+  explicit Disk(StoreNode& node) : node_(node) {
+    KVT_CHECK(mkdtemp(folder_.data()) != nullptr, folder_);
+    RocksDbSpillOptions options;
+    options.folder = folder_ + "/spill";
+    options.quota_bytes = kDiskBytes;
+    options.direct_io = false;  // the folder may be a tmpfs
+    store_ = OrDie(OpenRocksDbSpillStore(options));
+    KVT_CHECK(node_.AttachDisk(*store_).ok());
+    thread_ = std::thread([this] {
+      while (!stopping_.load()) {
+        if (!node_.SpillRound()) node_.WaitForSpill(absl::Milliseconds(200));
+      }
+    });
+  }
+  // Before the node goes, which outlives the thread but not the store.
+  void Stop() {
+    stopping_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+  ~Disk() {
+    Stop();
+    store_.reset();
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+
+ private:
+  StoreNode& node_;
+  std::string folder_ = "/tmp/kvt-bench-spill-XXXXXX";
+  std::unique_ptr<SpillStore> store_;
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+};
+
 int StoreMain(const SizeCase& size, const StoreSettings& settings) {
   const int cpu = settings.pinned ? kStoreCpu : -1;
   if (settings.pinned) PinThisThread(kStoreCpu);
@@ -157,6 +224,9 @@ int StoreMain(const SizeCase& size, const StoreSettings& settings) {
   config.epoch = BootEpoch(1);
   config.host_id = "bench";
   config.lease = absl::Hours(2);
+  config.has_disk = true;
+  config.disk_bytes_max = kDiskBytes;
+  config.spill_one_time = true;
   const uint64_t bytes = (settings.arena_mib > 0 ? settings.arena_mib : size.arena_mib) * kMiB;
   config.slab_bytes = RecordAllocator::SlabBytesFor(bytes);
   config.blocks_max =
@@ -165,7 +235,9 @@ int StoreMain(const SizeCase& size, const StoreSettings& settings) {
   KVT_CHECK(arena.Populate(0, bytes).ok());
   StoreNode node(config, arena, RealClock::Get());
   Filler filler(size, node, arena);
+  auto disk = std::make_unique<Disk>(node);
   filler.Fill();
+  const uint64_t spilled = filler.FillDisk();
 
   UcxServerOptions ucx_options;
   ucx_options.ucx = UcxOf(settings, cpu);
@@ -176,10 +248,11 @@ int StoreMain(const SizeCase& size, const StoreSettings& settings) {
   auto shm = OrDie(StartShmServer(shm_options, arena.mapping(), arena.table(), node));
   auto probe = OrDie(StartUcxLinkProbe(ucx_options));
   auto socket = OrDie(SocketServer::Start(arena.data(), arena.size(), kStoreCpu));
-  std::printf("%s %s %s %d %d %llu %s %zu\n", ucx->Address().c_str(), shm->Address().c_str(),
+  std::printf("%s %s %s %d %d %llu %s %zu %llu\n", ucx->Address().c_str(), shm->Address().c_str(),
               probe->Address().c_str(), socket->port(), arena.mapping().fd(),
               static_cast<unsigned long long>(filler.session().session.value()),
-              absl::BytesToHexString(filler.session().secret).c_str(), filler.mine().size());
+              absl::BytesToHexString(filler.session().secret).c_str(), filler.mine().size(),
+              static_cast<unsigned long long>(spilled));
   (void)std::fwrite(filler.mine().data(), sizeof(StoredRecord), filler.mine().size(), stdout);
   std::fflush(stdout);
   char byte = 0;
@@ -265,14 +338,15 @@ BenchStore::BenchStore(const SizeCase& size, const StoreSettings& settings) {
   out_ = out[0];
   const std::string line = ReadLine();
   const std::vector<std::string> fields = absl::StrSplit(line, ' ');
-  KVT_CHECK(fields.size() == 8, "store said: ", line);
+  KVT_CHECK(fields.size() == 9, "store said: ", line);
   ucx = fields[0];
   shm = fields[1];
   probe = fields[2];
   uint64_t session = 0;
   uint64_t count = 0;
   KVT_CHECK(absl::SimpleAtoi(fields[3], &socket_port) && absl::SimpleAtoi(fields[4], &arena_fd_) &&
-            absl::SimpleAtoi(fields[5], &session) && absl::SimpleAtoi(fields[7], &count));
+            absl::SimpleAtoi(fields[5], &session) && absl::SimpleAtoi(fields[7], &count) &&
+            absl::SimpleAtoi(fields[8], &spilled_records));
   token.session = SessionId(session);
   const std::string secret = absl::HexStringToBytes(fields[6]);
   KVT_CHECK(secret.size() == token.secret.size());

@@ -2,7 +2,8 @@
 // of production, with blocks to be pulled and neighbours around them; and the worker's hold on it.
 //
 //   arena: in turn 12 blocks that the benchmark's ticket pins, 2 that another ticket pins, 2 that
-//   nobody pins, until 15/16 are full. The bytes of a record are a function of its key and plane.
+//   nobody pins, until 13/16 are full; then more that nobody pins until some went to disk.
+//   The bytes of a record are a function of its key and plane.
 #pragma once
 
 #include <sys/types.h>
@@ -86,6 +87,7 @@ class BenchStore {
   int socket_port = 0;
   SessionToken token;
   std::vector<StoredRecord> records;  // that kBenchTicket pins; base and residual in turn
+  uint64_t spilled_records = 0;       // of their neighbours
 
  private:
   std::string ReadLine() const;

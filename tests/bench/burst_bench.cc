@@ -111,8 +111,11 @@ class CaseRun {
       if (round % 2 != 0) continue;  // half as many rounds of the long ones
       for (Way& way : large_ways_) Measure(way, cpu, waited);
     }
-    std::printf("%s pieces, %u per burst, %u bursts a measurement, %d rounds, core to core %.0f ns\n",
-                size_.name.c_str(), kBurstPieces, small_.bursts(), options_.rounds, Median(core));
+    std::printf(
+        "%s pieces, %u per burst, %u bursts a measurement, %d rounds, core to core %.0f ns, %llu records "
+        "of neighbours on disk\n",
+        size_.name.c_str(), kBurstPieces, small_.bursts(), options_.rounds, Median(core),
+        static_cast<unsigned long long>(rig_.store.spilled_records));
     PrintWays(small_ways_);
     AddSmallRatios();
     std::printf("%s pieces, %u per burst\n", size_.name.c_str(), kLargeBurstPieces);
