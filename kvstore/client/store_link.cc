@@ -242,6 +242,17 @@ void StoreLink::CancelBurst(uint64_t channel_serial, BurstId burst) {
   GiveBack(std::move(channel));
 }
 
+void StoreLink::NotePull(bool disk, uint64_t bytes, absl::Duration took, absl::Time now) {
+  MutexLock lock(rates_mu_);
+  (disk ? disk_rate_ : memory_rate_).Add(bytes, took, now);
+}
+
+PullRates StoreLink::Rates() const {
+  const absl::Time now = RealClock::Get().Now();
+  MutexLock lock(rates_mu_);
+  return {memory_rate_.PerSecond(now), disk_rate_.PerSecond(now)};
+}
+
 StoreLinkFigures StoreLink::Figures() const {
   StoreLinkFigures f;
   const auto get = [](const std::atomic<uint64_t>& counter) {
@@ -260,6 +271,8 @@ StoreLinkFigures StoreLink::Figures() const {
   f.lost_pieces = get(counters_.lost_pieces);
   f.corrupt_pieces = get(counters_.corrupt_pieces);
   f.expired_pieces = get(counters_.expired_pieces);
+  f.disk_bytes = get(counters_.disk_bytes);
+  f.promote_calls = get(counters_.promote_calls);
   MutexLock lock(mu_);
   f.state = IsUpLocked() ? "up" : state_ == State::kConnecting ? "connecting" : "down";
   f.transport = channel_ == nullptr ? "" : scheme_;

@@ -36,6 +36,7 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
 #include "kvstore/client/call_pool.h"
+#include "kvstore/client/rate_average.h"
 #include "kvstore/client/tier_client.h"
 #include "kvstore/client/tier_types.h"
 #include "kvstore/transport/transport.h"
@@ -70,7 +71,7 @@ class StoreLink {
   struct Counters {
     std::atomic<uint64_t> lookups{0}, lookup_blocks{0}, hit_blocks{0}, reserved_blocks{0},
         refused{0}, pulled_bytes{0}, pushed_bytes{0}, pull_bursts{0}, push_bursts{0},
-        lost_pieces{0}, corrupt_pieces{0}, expired_pieces{0};
+        lost_pieces{0}, corrupt_pieces{0}, expired_pieces{0}, disk_bytes{0}, promote_calls{0};
   };
 
   // `config` and the others outlive the link.
@@ -113,6 +114,10 @@ class StoreLink {
   // To be called at the end of every accepted burst, on whatever thread: lets waiting ones go.
   void BurstEnded();
   void CancelBurst(uint64_t channel_serial, BurstId burst);
+
+  // Bytes of a pull that arrived, and how long they took; `disk`: they were read from disk first.
+  void NotePull(bool disk, uint64_t bytes, absl::Duration took, absl::Time now);
+  [[nodiscard]] PullRates Rates() const;
 
   Counters& counters() { return counters_; }
   [[nodiscard]] StoreLinkFigures Figures() const;
@@ -165,6 +170,9 @@ class StoreLink {
   CallPool& calls_;
   const Clock& clock_;
   Counters counters_;
+  mutable Mutex rates_mu_;
+  RateAverage memory_rate_ ABSL_GUARDED_BY(rates_mu_);
+  RateAverage disk_rate_ ABSL_GUARDED_BY(rates_mu_);
 
   mutable Mutex mu_;
   CondVar changed_;

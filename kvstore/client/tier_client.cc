@@ -56,7 +56,7 @@ class TierClient::Impl {
         calls_(calls),
         clock_(clock),
         links_(config_, calls, clock),
-        transfers_(config_, links_) {}
+        transfers_(config_, links_, calls) {}
 
   void SetView(const ClusterView& view) {
     {
@@ -228,6 +228,11 @@ std::vector<SealOutcome> TierClient::Seal(TicketRef ticket, absl::Span<PlacedBlo
 
 void TierClient::Release(TicketRef ticket) { impl_->Release(ticket); }
 absl::Time TierClient::Tick(absl::Time now) { return impl_->Tick(now); }
+
+PullRates TierClient::Rates(uint32_t store) const {
+  const StoreLink* link = impl_->links().Get(store);
+  return link == nullptr ? PullRates() : link->Rates();
+}
 
 NodeName TierClient::StoreName(uint32_t store) const {
   const StoreLink* link = impl_->links().Get(store);

@@ -87,7 +87,8 @@ class TierClient {
                                                       uint32_t output_blocks, ReserveTerms terms);
 
   // Starts a pull or a push: one burst per store (more above kBurstPiecesMax pieces). Push makes each
-  // slice's checksum where it is sent.
+  // slice's checksum where it is sent. A pull of what a store has on disk alone has it read first, and
+  // takes one burst more.
   TransferId Pull(TierPull pull);
   TransferId Push(TierPush push);
   // Ends the transfer early; its `done` still comes, once. Unknown or ended: nothing.
@@ -105,6 +106,8 @@ class TierClient {
   // called by the owner every 100 ms or so. Returns when it wants to be called next, at the latest.
   absl::Time Tick(absl::Time now);
 
+  // How fast pulls from a store (PlacedBlock::store) came lately.
+  [[nodiscard]] PullRates Rates(uint32_t store) const;
   // Name of a store by PlacedBlock::store.
   [[nodiscard]] NodeName StoreName(uint32_t store) const;
   [[nodiscard]] std::vector<StoreLinkFigures> Figures() const;

@@ -5,12 +5,13 @@
 namespace kvt {
 namespace {
 
-constexpr int kCounted = 12;
+constexpr int kCounted = 14;
 
 std::array<uint64_t, kCounted> Counted(const StoreLinkFigures& f) {
   return {f.pulled_bytes,   f.pushed_bytes, f.pull_bursts,     f.push_bursts,
           f.lost_pieces,    f.corrupt_pieces, f.lookup_blocks, f.hit_blocks,
-          f.refused,        f.failures,     f.breaker_opened,  f.sessions_opened};
+          f.refused,        f.failures,     f.breaker_opened,  f.sessions_opened,
+          f.disk_bytes,     f.promote_calls};
 }
 
 }  // namespace
@@ -51,6 +52,8 @@ TierClientMetrics::Store& TierClientMetrics::StoreOf(const NodeName& name) {
       &r.NewCounter("kvtide_client_failures_total", "Control calls and connects failed.", labels),
       &r.NewCounter("kvtide_client_breaker_opens_total", "Times the store was given up.", labels),
       &r.NewCounter("kvtide_client_sessions_total", "Sessions opened.", labels),
+      &r.NewCounter("kvtide_client_disk_bytes_total", "Bytes pulled that were on disk.", labels),
+      &r.NewCounter("kvtide_client_promote_calls_total", "Calls that had disk read.", labels),
   };
   store.seen.assign(kCounted, 0);
   return stores_.emplace(name, std::move(store)).first->second;

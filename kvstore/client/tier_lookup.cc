@@ -18,6 +18,14 @@ namespace {
 // Rounds of one lookup: three views, all others, and one more each for a store that fails on the way.
 constexpr int kLookupRoundsMax = 7;
 
+// A lookup's reply carries every checksum of every block: so many blocks to a call that it stays far
+// below the bound of a control message, whatever the geometry.
+size_t BlocksPerCall(const Geometry& geometry) {
+  constexpr size_t kPlaceBytes = 128;  // all but the checksums
+  const size_t block = kPlanes * geometry.SlicesPerRecord() * sizeof(uint64_t) + kPlaceBytes;
+  return std::max<size_t>(1, kControlMessageBytesMax / 2 / block);
+}
+
 // Blocks next to one another that share their group.
 struct Group {
   size_t begin = 0;
@@ -143,6 +151,7 @@ class LookupRun {
   }
 
   void Fail(uint32_t store) {
+    if (Contains(failed_, store)) return;  // several calls of one round
     failed_.push_back(store);
     result_.unreachable.push_back(links_.Get(store)->name());
   }
@@ -161,16 +170,15 @@ class LookupRun {
       if (absent.empty()) continue;
       for (const uint32_t store : NextStores(group)) {
         group.asked.push_back(store);
-        Ask& ask = AskOf(*round, store);
-        ask.indices.insert(ask.indices.end(), absent.begin(), absent.end());
+        for (const size_t i : absent) AskOf(*round, store).indices.push_back(i);
       }
     }
     return round;
   }
 
   Ask& AskOf(Round& round, uint32_t store) {
-    for (auto& ask : round.asks) {
-      if (ask->store == store) return *ask;
+    for (auto ask = round.asks.rbegin(); ask != round.asks.rend(); ++ask) {
+      if ((*ask)->store == store && (*ask)->indices.size() < blocks_per_call_) return **ask;
     }
     auto ask = std::make_unique<Ask>();
     ask->store = store;
@@ -262,6 +270,7 @@ class LookupRun {
   const HeldTicket& ticket_;
   const absl::Span<const TierBlock> blocks_;
   const LookupReach reach_;
+  const size_t blocks_per_call_ = BlocksPerCall(geometry_);
   const absl::Time deadline_;
   std::vector<Group> groups_;
   std::vector<uint32_t> failed_;

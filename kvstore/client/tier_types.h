@@ -38,6 +38,8 @@ struct PlacedBlock {
   BlockPlace place;
   [[nodiscard]] bool has_base() const { return presence != BlockPresence::kAbsent; }
   [[nodiscard]] bool has_residual() const { return presence == BlockPresence::kExact; }
+  // A plane of it lies on the store's disk alone: a pull has to wait for it.
+  [[nodiscard]] bool on_disk() const { return place.base_on_disk || place.residual_on_disk; }
 };
 
 // How far Lookup looks for a block that its owners do not have.
@@ -52,8 +54,9 @@ enum class LookupReach : uint8_t {
 
 struct LookupResult {
   std::vector<PlacedBlock> blocks;  // as asked; kAbsent where no store has it
-  int exact_blocks = 0;             // leading blocks with both planes
-  int base_blocks = 0;              // leading blocks with at least the BASE plane (>= exact_blocks)
+  // In memory or on disk alike.
+  int exact_blocks = 0;  // leading blocks with both planes
+  int base_blocks = 0;   // leading blocks with at least the BASE plane (>= exact_blocks)
   std::vector<NodeName> unreachable;  // owners that were skipped or did not answer in time
 };
 
@@ -117,10 +120,13 @@ struct TransferResult {
   // that ran out, a store that restarted), by the store's word or by this worker's own clock.
   uint64_t pieces_expired = 0;
   uint64_t bytes = 0;   // that arrived
+  int blocks_from_disk = 0;      // of blocks_ok: a plane had to be read from the store's disk first
+  uint64_t bytes_from_disk = 0;  // of bytes
   uint32_t bursts = 0;  // messages of the transport's contract: one per store unless split
 };
 
-// Runs exactly once, on a transport thread, or on the calling thread before Pull or Push returns
+// Runs exactly once, on a transport thread, on one of the call pool (what was read from disk and then
+// lost), or on the calling thread before Pull or Push returns
 // when nothing could be sent: it must only enqueue, and the caller holds no lock that it takes.
 using TransferDone = std::function<void(const TransferResult&)>;
 
@@ -152,6 +158,12 @@ enum class SealOutcome : uint8_t {
   kLost = 2,        // reservation or store gone
 };
 
+// How fast pulls from one store came lately, bytes per second; zero: not known.
+struct PullRates {
+  double memory = 0;
+  double disk = 0;  // with the reading from disk
+};
+
 // One store as this client sees it.
 struct StoreLinkFigures {
   NodeName name;
@@ -172,6 +184,8 @@ struct StoreLinkFigures {
   uint64_t lost_pieces = 0;
   uint64_t corrupt_pieces = 0;  // checksum differed
   uint64_t expired_pieces = 0;  // their session had ended
+  uint64_t disk_bytes = 0;      // of pulled_bytes: read from the store's disk first
+  uint64_t promote_calls = 0;
   uint64_t live_tickets = 0;
 };
 

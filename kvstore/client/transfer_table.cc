@@ -17,6 +17,8 @@ constexpr int kSlotBits = 20;
 // The slowest rate at which a large transfer still counts as making progress: its deadline is
 // transfer_timeout and the time that its bytes take at this rate.
 constexpr double kRateMin = 64.0 * static_cast<double>(kMiB);  // bytes/s
+// Smaller bursts say more of the round trip than of the rate.
+constexpr uint64_t kRateBytesMin = 256 * kKiB;
 static_assert(kTransfersMax <= 1 << kSlotBits);
 
 TransferId MakeId(uint32_t slot, uint32_t generation) {
@@ -31,8 +33,12 @@ void CheckRange(int begin, int end, const Geometry& geometry, size_t blocks, siz
 
 }  // namespace
 
-TransferTable::TransferTable(const TierClientConfig& config, const LinkTable& links)
-    : config_(config), geometry_(config.model.geometry), links_(links) {}
+TransferTable::TransferTable(const TierClientConfig& config, LinkTable& links, CallPool& calls)
+    : config_(config),
+      geometry_(config.model.geometry),
+      links_(links),
+      calls_(calls),
+      promoting_max_(std::max(1, config.options.control_threads / 2)) {}
 
 TransferTable::~TransferTable() {
   MutexLock lock(mu_);
@@ -96,11 +102,15 @@ void TransferTable::Cancel(TransferId id) {
     Transfer& transfer = slots_[slot];
     if (MakeId(transfer.slot, transfer.generation) != id || transfer.generation % 2 == 0) return;
     transfer.cancelled.store(true);
-    for (size_t i = 0; i < transfer.part_count; ++i) {
-      const Part& part = *transfer.parts[i];
-      const uint64_t burst = part.burst.load(std::memory_order_acquire);
-      if (burst != 0) bursts.push_back({part.link, part.channel_serial.load(), BurstId(burst)});
-    }
+    const auto add = [&](const std::vector<std::unique_ptr<Part>>& parts, size_t count) {
+      for (size_t i = 0; i < count; ++i) {
+        const Part& part = *parts[i];
+        const uint64_t burst = part.burst.load(std::memory_order_acquire);
+        if (burst != 0) bursts.push_back({part.link, part.channel_serial.load(), BurstId(burst)});
+      }
+    };
+    add(transfer.parts, transfer.part_count);
+    add(transfer.disk_parts, transfer.disk_part_count);
   }
   for (const Burst& burst : bursts) burst.link->CancelBurst(burst.serial, burst.burst);
 }
@@ -123,6 +133,7 @@ TransferTable::Transfer& TransferTable::Take(bool is_pull, absl::Time deadline,
     }
     ++transfer->generation;
     transfer->part_count = 0;
+    transfer->disk_part_count = 0;
   }
   transfer->is_pull = is_pull;
   transfer->deadline = deadline;
@@ -143,21 +154,28 @@ TransferTable::Part* TransferTable::PartFor(Transfer& transfer, const PlacedBloc
     if (part.block_of.size() + kPlanes <= kBurstPiecesMax) return &part;
     break;
   }
-  MutexLock lock(mu_);  // Cancel reads the parts
-  if (transfer.part_count == transfer.parts.size()) {
-    transfer.parts.push_back(std::make_unique<Part>());
-  }
-  Part& part = *transfer.parts[transfer.part_count++];
-  part.transfer = &transfer;
+  Part& part = TakePart(transfer, transfer.parts, transfer.part_count);
   part.link = link;
   part.incarnation = block->incarnation;
+  return &part;
+}
+
+TransferTable::Part& TransferTable::TakePart(Transfer& transfer,
+                                             std::vector<std::unique_ptr<Part>>& parts,
+                                             size_t& count) {
+  MutexLock lock(mu_);  // Cancel reads the parts
+  if (count == parts.size()) parts.push_back(std::make_unique<Part>());
+  Part& part = *parts[count++];
+  part.transfer = &transfer;
+  part.link = nullptr;
   part.pulls.clear();
   part.pushes.clear();
   part.block_of.clear();
   part.bytes = 0;
   part.accepted = false;
+  part.promotions = 0;
   part.burst.store(0);
-  return &part;
+  return part;
 }
 
 Piece TransferTable::PieceOf(TicketRef ticket, const PlacedBlock& block, Plane plane,
@@ -216,19 +234,23 @@ TransferId TransferTable::Start(Transfer& transfer) {
                                       absl::Seconds(static_cast<double>(bytes) / kRateMin));
   transfer.open_ends.fetch_add(static_cast<int>(2 * parts));
   for (size_t i = 0; i < parts; ++i) {
-    Part* part = transfer.parts[i].get();
-    part->statuses.assign(part->block_of.size(), PieceStatus::kNotAttempted);
-    LinkBurst burst;
-    burst.incarnation = part->incarnation;
-    burst.deadline = transfer.deadline;
-    burst.submit = [part](Channel& channel, uint64_t serial) {
-      return SubmitPart(*part, channel, serial);
-    };
-    burst.fail = [part](PieceStatus why) { FailPart(*part, why); };
-    part->link->Submit(std::move(burst));
+    SendPart(*transfer.parts[i]);
   }
   CloseEnds(transfer, 1);
   return id;
+}
+
+void TransferTable::SendPart(Part& part) {
+  part.statuses.assign(part.block_of.size(), PieceStatus::kNotAttempted);
+  part.began = RealClock::Get().Now();
+  LinkBurst burst;
+  burst.incarnation = part.incarnation;
+  burst.deadline = part.transfer->deadline;
+  burst.submit = [&part](Channel& channel, uint64_t serial) {
+    return SubmitPart(part, channel, serial);
+  };
+  burst.fail = [&part](PieceStatus why) { FailPart(part, why); };
+  part.link->Submit(std::move(burst));
 }
 
 absl::Status TransferTable::SubmitPart(Part& part, Channel& channel, uint64_t serial) {
@@ -259,7 +281,17 @@ void TransferTable::EndPart(Part& part, const BurstResult& result) {
   (part.transfer->is_pull ? counters.pulled_bytes : counters.pushed_bytes) += result.bytes;
   (part.transfer->is_pull ? counters.pull_bursts : counters.push_bursts) += 1;
   StoreLink* link = part.link;
-  part.transfer->table->CloseEnds(*part.transfer, 1);
+  TransferTable* table = part.transfer->table;
+  if (part.transfer->is_pull) {
+    const bool disk = part.promotions > 0;
+    if (disk) counters.disk_bytes += result.bytes;
+    const absl::Time now = RealClock::Get().Now();
+    if (result.bytes >= kRateBytesMin) {
+      link->NotePull(disk, result.bytes, now - (disk ? part.promote_began : part.began), now);
+    }
+    if (table->WantsPromotion(part)) table->StartPromotion(part);
+  }
+  table->CloseEnds(*part.transfer, 1);
   link->BurstEnded();
 }
 
@@ -286,34 +318,54 @@ void TransferTable::ReportCorrupt(const Part& part) {
   }
 }
 
+void TransferTable::AddVerdicts(const Part& part, absl::Span<TransferOutcome> outcomes,
+                                TransferResult* result) {
+  uint64_t lost = 0;
+  uint64_t corrupt = 0;
+  uint64_t expired = 0;
+  for (size_t i = 0; i < part.statuses.size(); ++i) {
+    if (part.statuses[i] == PieceStatus::kOk) continue;
+    outcomes[part.block_of[i]] = TransferOutcome::kLost;
+    ++lost;
+    corrupt += part.statuses[i] == PieceStatus::kCorrupt;
+    expired += part.statuses[i] == PieceStatus::kExpired;
+  }
+  if (lost > 0) part.link->counters().lost_pieces += lost;
+  if (expired > 0) part.link->counters().expired_pieces += expired;
+  result->pieces_expired += expired;
+  if (corrupt > 0) {
+    part.link->counters().corrupt_pieces += corrupt;
+    ReportCorrupt(part);
+  }
+  result->bytes += part.bytes;
+  result->bursts += part.accepted;
+  if (part.promotions > 0) result->bytes_from_disk += part.bytes;
+}
+
+int TransferTable::BlocksFromDisk(const Transfer& transfer) {
+  if (transfer.disk_part_count == 0) return 0;
+  std::vector<bool> from_disk(transfer.outcomes.size());
+  for (size_t p = 0; p < transfer.disk_part_count; ++p) {
+    for (const uint32_t block : transfer.disk_parts[p]->block_of) {
+      from_disk[block] = transfer.outcomes[block] == TransferOutcome::kOk;
+    }
+  }
+  return static_cast<int>(std::count(from_disk.begin(), from_disk.end(), true));
+}
+
 void TransferTable::Finish(Transfer& transfer) {
   TransferResult result;
   for (size_t p = 0; p < transfer.part_count; ++p) {
-    const Part& part = *transfer.parts[p];
-    uint64_t lost = 0;
-    uint64_t corrupt = 0;
-    uint64_t expired = 0;
-    for (size_t i = 0; i < part.statuses.size(); ++i) {
-      if (part.statuses[i] == PieceStatus::kOk) continue;
-      transfer.outcomes[part.block_of[i]] = TransferOutcome::kLost;
-      ++lost;
-      corrupt += part.statuses[i] == PieceStatus::kCorrupt;
-      expired += part.statuses[i] == PieceStatus::kExpired;
-    }
-    if (lost > 0) part.link->counters().lost_pieces += lost;
-    if (expired > 0) part.link->counters().expired_pieces += expired;
-    result.pieces_expired += expired;
-    if (corrupt > 0) {
-      part.link->counters().corrupt_pieces += corrupt;
-      ReportCorrupt(part);
-    }
-    result.bytes += part.bytes;
-    result.bursts += part.accepted;
+    AddVerdicts(*transfer.parts[p], transfer.outcomes, &result);
+  }
+  for (size_t p = 0; p < transfer.disk_part_count; ++p) {
+    AddVerdicts(*transfer.disk_parts[p], transfer.outcomes, &result);
   }
   for (const TransferOutcome outcome : transfer.outcomes) {
     result.blocks_ok += outcome == TransferOutcome::kOk;
     result.blocks_lost += outcome == TransferOutcome::kLost;
   }
+  result.blocks_from_disk = BlocksFromDisk(transfer);
   TransferDone done = std::move(transfer.done);
   transfer.done = nullptr;
   {

@@ -100,7 +100,11 @@ void WorkerDaemon::Join(const std::string& control_address, WorkerEvents events)
   node.capacity_bytes = options_.capacity_bytes;
   node.batch_max = options_.batch_max;
   MembershipEvents told;
-  told.load = std::move(events.load);
+  told.load = [this, load = std::move(events.load)] {
+    LoadReport report = load();
+    report.draining = draining_.load();
+    return report;
+  };
   told.on_registered = [this](const RegisterReply& reply) {
     const absl::Status status = gate_.SetKey(reply.ticket_public_key);
     if (!status.ok()) KVT_LOG(kError, "the coordinator's ticket key: ", status.ToString());
@@ -114,6 +118,11 @@ void WorkerDaemon::Join(const std::string& control_address, WorkerEvents events)
                                              RealClock::Get());
   agent_thread_ = std::thread([this] { agent_->Run(); });
   tick_thread_ = std::thread([this] { TickLoop(); });
+}
+
+void WorkerDaemon::AnnounceDrain() {
+  draining_.store(true);
+  if (agent_ != nullptr) agent_->SendNow();
 }
 
 absl::Status WorkerDaemon::WaitJoined(absl::Duration timeout) {

@@ -5,6 +5,7 @@
 // Owned by main; used from main's thread. The parts are thread-safe as their headers say.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -53,6 +54,8 @@ class WorkerDaemon {
 
   // Joins the cluster as a node whose control service is at `control_address`, and keeps trying.
   void Join(const std::string& control_address, WorkerEvents events);
+  // Tells the coordinator, at once, that this worker takes nothing new: on the way to Stop.
+  void AnnounceDrain();
   // Waits until the first registration; the last failure otherwise.
   absl::Status WaitJoined(absl::Duration timeout);
   // Leaves the cluster; nothing of it runs afterwards. The engine has stopped by then. Idempotent.
@@ -87,6 +90,7 @@ class WorkerDaemon {
   std::unique_ptr<TierClient> tier_;
   std::unique_ptr<TicketReporter> reporter_;
   std::unique_ptr<MembershipAgent> agent_;
+  std::atomic<bool> draining_{false};
   std::thread agent_thread_;
   std::thread tick_thread_;
   Mutex mu_;

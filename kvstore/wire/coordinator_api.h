@@ -63,6 +63,7 @@ struct LoadReport {
   uint64_t tokens_done = 0;      // since boot
   bool starting = false;         // as RegisterRequest::starting
   uint32_t starting_percent = 0; // how far it is
+  bool draining = false;         // it is stopping and takes nothing new
   std::vector<TicketRef> tickets;  // held here
 };
 

@@ -86,6 +86,7 @@ void ToWire(const LoadReport& from, kvtide::LoadReport* to) {
   to->set_tokens_done(from.tokens_done);
   to->set_starting(from.starting);
   to->set_starting_percent(from.starting_percent);
+  to->set_draining(from.draining);
   for (const TicketRef& ticket : from.tickets) ToWire(ticket, to->add_tickets());
 }
 
@@ -98,6 +99,7 @@ LoadReport FromWire(const kvtide::LoadReport& from) {
   to.tokens_done = from.tokens_done();
   to.starting = from.starting();
   to.starting_percent = from.starting_percent();
+  to.draining = from.draining();
   for (const auto& ticket : from.tickets()) to.tickets.push_back(FromWire(ticket));
   return to;
 }

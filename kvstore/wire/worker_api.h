@@ -41,6 +41,12 @@ struct PrefillFigures {
   uint64_t computed_tokens = 0;
   uint64_t pulled_bytes = 0;
   uint64_t pull_bursts = 0;
+  uint64_t disk_blocks = 0;      // of those pulled: a store read them from its disk first
+  uint64_t disk_bytes = 0;       // of pulled_bytes
+  // Tokens whose KV the tier has, and that were computed because fetching it would have taken longer;
+  // and why, by medium.
+  uint64_t declined_tokens = 0;
+  std::string declined;
   uint64_t pushed_bytes = 0;
   uint64_t push_bursts = 0;
   uint64_t saturated_values = 0;
@@ -90,6 +96,8 @@ struct DecodeFigures {
   uint64_t pulled_bytes = 0;
   uint64_t pull_bursts = 0;
   uint64_t blocks_pulled = 0;
+  uint64_t disk_blocks = 0;        // of those: a store read them from its disk first
+  uint64_t disk_bytes = 0;         // of pulled_bytes
   uint64_t block_bytes = 0;        // both planes of one block
   uint64_t write_back_bytes = 0;
   uint64_t prompt_tokens_computed = 0;  // stays 0: decode computes no prompt tokens

@@ -39,6 +39,10 @@ void ToWire(const PrefillFigures& from, kvtide::PrefillFigures* to) {
   to->set_queued_ns(ToNs(from.queued));
   to->set_compute_ns(ToNs(from.compute));
   to->set_hand_over_ns(ToNs(from.hand_over));
+  to->set_disk_blocks(from.disk_blocks);
+  to->set_disk_bytes(from.disk_bytes);
+  to->set_declined_tokens(from.declined_tokens);
+  to->set_declined(from.declined);
 }
 
 PrefillFigures FromWire(const kvtide::PrefillFigures& from) {
@@ -54,6 +58,10 @@ PrefillFigures FromWire(const kvtide::PrefillFigures& from) {
   to.queued = FromNs(from.queued_ns());
   to.compute = FromNs(from.compute_ns());
   to.hand_over = FromNs(from.hand_over_ns());
+  to.disk_blocks = from.disk_blocks();
+  to.disk_bytes = from.disk_bytes();
+  to.declined_tokens = from.declined_tokens();
+  to.declined = from.declined();
   return to;
 }
 
@@ -68,6 +76,8 @@ void ToWire(const DecodeFigures& from, kvtide::DecodeFigures* to) {
   to->set_recomputed_suffixes(from.recomputed_suffixes);
   rpc::ToWire(from.computed, to->mutable_computed());
   to->set_admission_ns(ToNs(from.admission));
+  to->set_disk_blocks(from.disk_blocks);
+  to->set_disk_bytes(from.disk_bytes);
 }
 
 DecodeFigures FromWire(const kvtide::DecodeFigures& from) {
@@ -82,6 +92,8 @@ DecodeFigures FromWire(const kvtide::DecodeFigures& from) {
   to.recomputed_suffixes = from.recomputed_suffixes();
   to.computed = rpc::FromWire(from.computed());
   to.admission = FromNs(from.admission_ns());
+  to.disk_blocks = from.disk_blocks();
+  to.disk_bytes = from.disk_bytes();
   return to;
 }
 

@@ -199,6 +199,22 @@ TEST_P(TierClientTest, ManyTransfersAtOnce_AllEnd) {
   }
 }
 
+// A reply carries every checksum of every block: 34 MiB of them here, in one call too near the bound
+// of a message.
+TEST_P(TierClientTest, LookupWhoseReplyWouldBeHuge_IsSplit) {
+  StartStores(1);
+  model_.geometry.layers = 32;
+  model_.geometry.kv_heads = 8;
+  model_.geometry.head_dim = 32;
+  auto worker = StartConnected("prefill-0", FastOptions());
+  const HeldTicket ticket = NewTicket(View());
+  const SequenceBlocks sequence = Sequence(kSequenceBlocksMax);
+  EXPECT_EQ(worker->tier().Lookup(ticket, sequence.blocks()).base_blocks, 0);
+  const StoreLinkFigures figures = FiguresOf(*worker, "store-0");
+  EXPECT_EQ(figures.lookups, 2u);
+  EXPECT_EQ(figures.lookup_blocks, uint64_t{kSequenceBlocksMax});
+}
+
 TEST_P(TierClientTest, AnotherGeometry_IsRefusedWithBothNamed) {
   StartStores(1);
   auto first = StartConnected("prefill-0", FastOptions());

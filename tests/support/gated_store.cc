@@ -23,6 +23,11 @@ void GatedStore::SetDelay(absl::Duration delay) {
   changed_.NotifyAll();
 }
 
+void GatedStore::SetPromote(std::function<PromoteReply(const PromoteRequest&)> promote) {
+  MutexLock lock(mu_);
+  promote_ = std::move(promote);
+}
+
 void GatedStore::HoldReserve(bool hold) {
   MutexLock lock(mu_);
   hold_reserve_ = hold;
@@ -99,6 +104,12 @@ absl::Status GatedStore::Verify(const VerifyRequest& request) {
 absl::StatusOr<PromoteReply> GatedStore::Promote(const PromoteRequest& request) {
   Passage passage(*this);
   if (passage.target == nullptr) return passage.status;
+  std::function<PromoteReply(const PromoteRequest&)> promote;
+  {
+    MutexLock lock(mu_);
+    promote = promote_;
+  }
+  if (promote) return promote(request);
   return passage.target->Promote(request);
 }
 absl::StatusOr<PurgeTenantReply> GatedStore::PurgeTenant(const PurgeTenantRequest& request) {

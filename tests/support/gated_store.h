@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -25,6 +26,8 @@ class GatedStore final : public StoreApi {
   void SetDelay(absl::Duration delay);
   // While true a Reserve waits on its way in, at most 20 s; other calls pass it.
   void HoldReserve(bool hold);
+  // Promote calls go to it instead of the store; they fail and wait as the others do.
+  void SetPromote(std::function<PromoteReply(const PromoteRequest&)> promote);
   [[nodiscard]] int reserves_held() const { return reserves_held_.load(); }
   [[nodiscard]] int calls() const { return calls_.load(); }
 
@@ -61,6 +64,7 @@ class GatedStore final : public StoreApi {
   bool hold_reserve_ ABSL_GUARDED_BY(mu_) = false;
   int inside_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
+  std::function<PromoteReply(const PromoteRequest&)> promote_ ABSL_GUARDED_BY(mu_);
   absl::Duration delay_ ABSL_GUARDED_BY(mu_) = absl::ZeroDuration();
 };
 

@@ -131,12 +131,13 @@ void TestStore::Start() {
   config.slab_bytes = kSlabBytes;
   config.blocks_max = kBlocksMax;
   node_ = std::make_unique<StoreNode>(config, *arena_, RealClock::Get());
+  disk_ = std::make_unique<DiskFront>(*node_, arena_->table());
   const absl::Status key = node_->AddTicketKey(ticket_key_);
   KVT_CHECK(key.ok(), key.ToString());
   DataPlaneAddresses addresses;
   switch (options_.plane) {
     case TestPlane::kLoopback: {
-      auto server = StartLoopbackServer(FreshName(name_), *node_);
+      auto server = StartLoopbackServer(FreshName(name_), *disk_);
       KVT_CHECK(server.ok(), server.status().ToString());
       loopback_ = server->get();
       server_ = *std::move(server);
@@ -146,7 +147,7 @@ void TestStore::Start() {
     case TestPlane::kUcx: {
       UcxServerOptions options;
       options.ucx = OnLoopbackDevice();
-      auto server = StartUcxServer(options, arena_->bytes(), *node_);
+      auto server = StartUcxServer(options, arena_->bytes(), *disk_);
       KVT_CHECK(server.ok(), server.status().ToString());
       server_ = *std::move(server);
       addresses.ucx_address = server_->Address();
@@ -157,7 +158,7 @@ void TestStore::Start() {
       const char* folder = std::getenv("TMPDIR");
       options.socket_path = absl::StrCat(folder == nullptr ? "/tmp" : folder, "/kvt-",
                                          FreshName(name_), ".sock");
-      auto server = StartShmServer(options, arena_->mapping(), arena_->table(), *node_);
+      auto server = StartShmServer(options, arena_->mapping(), arena_->table(), *disk_);
       KVT_CHECK(server.ok(), server.status().ToString());
       server_ = *std::move(server);
       addresses.shm_socket = options.socket_path;
@@ -168,6 +169,10 @@ void TestStore::Start() {
   gate_.SetTarget(node_.get());
 }
 
+void TestStore::PlayDisk() {
+  gate_.SetPromote([this](const PromoteRequest& request) { return disk_->Promote(request); });
+}
+
 void TestStore::Stop() {
   gate_.SetTarget(nullptr);
   gate_.Drain();
@@ -175,6 +180,7 @@ void TestStore::Stop() {
   MutexLock lock(mu_);
   loopback_ = nullptr;
   server_.reset();
+  disk_.reset();
   node_.reset();
   arena_.reset();
 }

@@ -13,6 +13,7 @@
 #include "kvstore/node/store_node.h"
 #include "kvstore/transport/loopback.h"
 #include "kvstore/transport/transport.h"
+#include "tests/support/disk_front.h"
 #include "tests/support/gated_store.h"
 
 namespace kvt {
@@ -43,6 +44,11 @@ class TestStore {
   LoopbackFaults* faults();
   [[nodiscard]] StoreStats Stats() { return node_->StatsNow(); }
 
+  // From now on Promote is answered by disk().
+  void PlayDisk();
+  // Plays its disk. Of this boot.
+  DiskFront& disk() { return *disk_; }
+
   // Control and data plane are gone.
   void Kill();
   // A new boot: nothing is left of what was stored.
@@ -61,6 +67,7 @@ class TestStore {
   GatedStore gate_{nullptr};
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<StoreNode> node_;
+  std::unique_ptr<DiskFront> disk_;
   std::unique_ptr<TransportServer> server_;
   LoopbackServer* loopback_ = nullptr;
 

@@ -25,7 +25,8 @@ SignedTicket FullTicket(char c) {
 
 PrefillFigures FullPrefillFigures() {
   return PrefillFigures{.prompt_tokens = 1, .reused_tokens = 2, .computed_tokens = 3,
-                        .pulled_bytes = 4, .pull_bursts = 5, .pushed_bytes = 6, .push_bursts = 7,
+                        .pulled_bytes = 4, .pull_bursts = 5, .disk_blocks = 12, .disk_bytes = 13,
+                        .declined_tokens = 14, .declined = "disk of store-0", .pushed_bytes = 6, .push_bursts = 7,
                         .saturated_values = 8, .queued = absl::Nanoseconds(9),
                         .compute = absl::Nanoseconds(10), .hand_over = absl::Nanoseconds(11)};
 }
@@ -42,6 +43,10 @@ void ExpectSame(const PrefillFigures& a, const PrefillFigures& b) {
   EXPECT_EQ(a.queued, b.queued);
   EXPECT_EQ(a.compute, b.compute);
   EXPECT_EQ(a.hand_over, b.hand_over);
+  EXPECT_EQ(a.disk_blocks, b.disk_blocks);
+  EXPECT_EQ(a.disk_bytes, b.disk_bytes);
+  EXPECT_EQ(a.declined_tokens, b.declined_tokens);
+  EXPECT_EQ(a.declined, b.declined);
 }
 
 void ExpectSame(const SignedTicket& a, const SignedTicket& b) {
@@ -134,7 +139,8 @@ TEST_F(WorkerRpc, Attach_CarriesEveryFieldAndTheLastEventsFigures) {
   last.tokens = {3};
   last.finish = FinishReason::kStop;
   last.figures = DecodeFigures{.output_tokens = 1, .pulled_bytes = 2, .pull_bursts = 3,
-                               .blocks_pulled = 4, .block_bytes = 5, .write_back_bytes = 6,
+                               .blocks_pulled = 4, .disk_blocks = 13, .disk_bytes = 14,
+                               .block_bytes = 5, .write_back_bytes = 6,
                                .prompt_tokens_computed = 7, .recomputed_suffixes = 8,
                                .computed = {.exact = 9, .base = 10, .sparse = 11},
                                .admission = absl::Nanoseconds(12)};
@@ -162,8 +168,9 @@ TEST_F(WorkerRpc, Attach_CarriesEveryFieldAndTheLastEventsFigures) {
                                    figures.blocks_pulled, figures.block_bytes,
                                    figures.write_back_bytes, figures.prompt_tokens_computed,
                                    figures.recomputed_suffixes, figures.computed.exact,
-                                   figures.computed.base, figures.computed.sparse}),
-            std::vector<uint64_t>({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
+                                   figures.computed.base, figures.computed.sparse,
+                                   figures.disk_blocks, figures.disk_bytes}),
+            std::vector<uint64_t>({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14}));
   EXPECT_EQ(figures.admission, absl::Nanoseconds(12));
   ExpectSame(got[2].prefill, FullPrefillFigures());
 }
