@@ -266,6 +266,7 @@ void PrefillEngine::StartStep() {
       if (block.push && block.place.store != kNoStore) AddToPushSet(*running_pushes_, job, b);
     }
   }
+  step_began_ = now;
   pipeline_->Enqueue(step_, segments);
   // Near the last chunk, so that the answer is there when it is needed.
   for (const auto& [job, turn] : running_) {
@@ -293,6 +294,10 @@ void PrefillEngine::OnStepDone(const PipelineResult& result) {
   if (running_pushes_->unfinished == 0) --unpushed_sets_;
   running_pushes_.reset();
   size_t sampled = 0;
+  uint64_t tokens = 0;
+  for (const auto& [job, turn] : running_) tokens += static_cast<uint64_t>(turn.range.size());
+  const absl::Time now = deps_.clock->Now();
+  tokens_rate_.Add(tokens, now - step_began_, now);
   for (auto& [job, turn] : std::exchange(running_, {})) {
     --job->pending;
     tokens_done_ += static_cast<uint64_t>(turn.range.size());

@@ -30,6 +30,7 @@
 #include "kernels/model/slot_pool.h"
 #include "kernels/model/transformer.h"
 #include "kvstore/client/call_pool.h"
+#include "kvstore/client/rate_average.h"
 #include "kvstore/client/task_queue.h"
 #include "kvstore/client/ticket_reporter.h"
 #include "kvstore/client/tier_client.h"
@@ -131,6 +132,8 @@ class PrefillEngine {
   void OnOpened(const Job& job, OpenOutcome outcome);
   // The stores had no room, or could not be reached: back to the queue, with its age.
   void OpenLater(const Job& job);
+  // Takes out of `present` what would take longer to fetch than to compute.
+  void DeclineSlow(const Job& job, std::vector<bool>& present);
   void Pull(const Job& job);
   void OnPulled(const Job& job, const TransferResult& result);
   void StartCompute(const Job& job);
@@ -173,6 +176,8 @@ class PrefillEngine {
   std::vector<int> free_rows_;
   std::multimap<absl::Time, Task> timers_;
   uint64_t step_ = 0;
+  absl::Time step_began_;
+  RateAverage tokens_rate_;  // of steps, tokens
   std::vector<std::pair<Job, ChunkTurn>> running_;  // of the step in flight
   PushSetPtr running_pushes_;
   size_t unpushed_sets_ = 0;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "prefill_worker/fetch_plan.h"
 #include "prefill_worker/prefill_engine.h"
 
 namespace kvt {
@@ -42,6 +43,7 @@ void PrefillEngine::OnOpened(const Job& job, OpenOutcome outcome) {
     return;
   }
   job->blocks = std::move(outcome.blocks);
+  if (options_.fetch_planner) DeclineSlow(job, outcome.present);
   for (int b = 0; b < job->plan.blocks(); ++b) {
     if (!outcome.present[static_cast<size_t>(b)]) continue;
     job->plan.SetPresent(b, true);
@@ -52,6 +54,37 @@ void PrefillEngine::OnOpened(const Job& job, OpenOutcome outcome) {
   } else {
     Pull(job);
   }
+}
+
+void PrefillEngine::DeclineSlow(const Job& job, std::vector<bool>& present) {
+  std::vector<FetchSource> sources;
+  std::vector<std::pair<uint32_t, bool>> keys;  // store and on disk, by source
+  std::vector<size_t> source_of(present.size());
+  const uint64_t block_bytes = uint64_t{kPlanes} * deps_.transformer->geometry().RecordBytes();
+  for (size_t b = 0; b < present.size(); ++b) {
+    if (!present[b]) continue;
+    const PlacedBlock& place = job->blocks[b].place;
+    const std::pair<uint32_t, bool> key{place.store, place.on_disk()};
+    source_of[b] = static_cast<size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin());
+    if (source_of[b] == keys.size()) {
+      keys.push_back(key);
+      const PullRates rates = deps_.tier->Rates(place.store);
+      sources.push_back({.medium = place.on_disk() ? FetchMedium::kDisk : FetchMedium::kMemory,
+                         .store = deps_.tier->StoreName(place.store),
+                         .bytes_per_s = place.on_disk() ? rates.disk : rates.memory});
+    }
+    sources[source_of[b]].tokens += kBlockTokens;
+    sources[source_of[b]].bytes += block_bytes;
+  }
+  FetchDecision decision = DecideFetch(sources, tokens_rate_.PerSecond(deps_.clock->Now()));
+  if (decision.declined_tokens == 0) return;
+  // They stay pinned where they are: the decode worker finds them there, and nothing is pushed.
+  for (size_t b = 0; b < present.size(); ++b) {
+    if (present[b] && !decision.fetch[source_of[b]]) present[b] = false;
+  }
+  deps_.metrics->Declined(decision.declined_tokens);
+  job->figures.declined_tokens = decision.declined_tokens;
+  job->figures.declined = std::move(decision.declined);
 }
 
 void PrefillEngine::OpenLater(const Job& job) {
@@ -101,6 +134,8 @@ void PrefillEngine::OnPulled(const Job& job, const TransferResult& result) {
   if (job->phase == PrefillPhase::kEnding) return MaybeForget(job);
   job->figures.pulled_bytes += result.bytes;
   job->figures.pull_bursts += result.bursts;
+  job->figures.disk_blocks += static_cast<uint64_t>(result.blocks_from_disk);
+  job->figures.disk_bytes += result.bytes_from_disk;
   for (size_t i = 0; i < job->pull_outcomes.size(); ++i) {
     if (job->pull_outcomes[i] == TransferOutcome::kOk) continue;
     const int b = job->pull_blocks[i];

@@ -28,6 +28,10 @@ PrefillMetrics::PrefillMetrics(MetricsRegistry& registry)
                                            "Blocks placed again after a store lost them")),
       reserve_refusals_(registry.NewCounter("kvtide_prefill_reserve_refusals_total",
                                             "Times that the stores had no room for a job yet")),
+      declined_tokens_(registry.NewCounter("kvtide_prefill_declined_tokens_total",
+                                           "Stored tokens computed because that is faster")),
+      disk_bytes_(registry.NewCounter("kvtide_prefill_disk_bytes_total",
+                                      "Bytes pulled that a store read from its disk first")),
       saturated_values_(registry.NewCounter("kvtide_prefill_saturated_values_total",
                                             "KV values beyond fp16, written as its largest")),
       slots_used_(registry.NewGauge("kvtide_prefill_used_slots", "Device slots that are not free")),
@@ -48,6 +52,7 @@ void PrefillMetrics::Computed(const PrefillFigures& figures) {
   computed_tokens_.Add(static_cast<double>(figures.computed_tokens));
   reused_tokens_.Add(static_cast<double>(figures.reused_tokens));
   pulled_bytes_.Add(static_cast<double>(figures.pulled_bytes));
+  disk_bytes_.Add(static_cast<double>(figures.disk_bytes));
   saturated_values_.Add(static_cast<double>(figures.saturated_values));
   queued_seconds_.Observe(absl::ToDoubleSeconds(figures.queued));
   compute_seconds_.Observe(absl::ToDoubleSeconds(figures.compute));

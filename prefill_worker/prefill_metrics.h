@@ -17,6 +17,8 @@ class PrefillMetrics {
   void HandedOver(const PrefillFigures& figures);
   void Pushed(uint64_t bytes, int blocks_lost);
   void BlocksRepaired(int blocks);
+  // Stored tokens that are computed because that is faster.
+  void Declined(uint64_t tokens) { declined_tokens_.Add(static_cast<double>(tokens)); }
   // The stores had no room for a job, which tries again.
   void ReserveRefused() { reserve_refusals_.Add(1); }
   void Occupancy(uint64_t slots_used, uint64_t jobs_waiting, uint64_t jobs_active);
@@ -32,6 +34,8 @@ class PrefillMetrics {
   Counter& lost_pushes_;
   Counter& repaired_blocks_;
   Counter& reserve_refusals_;
+  Counter& declined_tokens_;
+  Counter& disk_bytes_;
   Counter& saturated_values_;
   Gauge& slots_used_;
   Gauge& waiting_;

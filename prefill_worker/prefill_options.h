@@ -30,6 +30,9 @@ struct PrefillOptions {
   absl::Duration reserve_ageing = absl::Milliseconds(500);
   // How long a finished job waits for a decode worker that takes it.
   absl::Duration hand_over_wait = absl::Seconds(60);
+  // Stored KV that would take longer to fetch than to compute, by what was measured lately, is
+  // computed. Off: everything stored is fetched.
+  bool fetch_planner = true;
   // How long running jobs may take to end after SIGTERM.
   absl::Duration drain_timeout = absl::Seconds(20);
   // Chrome trace (JSON array) of every layer's compute and push; empty: none.
