@@ -26,6 +26,8 @@ DecodeMetrics::DecodeMetrics(MetricsRegistry& registry)
                                          "Bytes of completed blocks pushed to the tier")),
       written_blocks_(registry.NewCounter("kvtide_decode_written_back_blocks_total",
                                           "Completed blocks pushed to the tier")),
+      fell_behind_(registry.NewCounter("kvtide_decode_write_back_behind_total",
+                                       "Times that a sequence's write-back fell behind")),
       refused_blocks_(registry.NewCounter("kvtide_decode_refused_blocks_total",
                                           "Completed blocks that no store took")),
       resumed_(registry.NewCounter("kvtide_decode_resumed_requests_total",

@@ -17,6 +17,8 @@ class DecodeMetrics {
   void Pulled(uint64_t bytes, int blocks, int blocks_lost);
   void Shared(int blocks);
   void WrittenBack(uint64_t bytes, int blocks, int blocks_refused);
+  // A sequence's write-back is further behind than kWriteBackBehindMax.
+  void FellBehind() { fell_behind_.Add(1); }
   void Resumed();
   void Occupancy(uint64_t slots_used, uint64_t waiting, uint64_t running);
 
@@ -33,6 +35,7 @@ class DecodeMetrics {
   Counter& shared_blocks_;
   Counter& written_bytes_;
   Counter& written_blocks_;
+  Counter& fell_behind_;
   Counter& refused_blocks_;
   Counter& resumed_;
   Counter& saturated_values_;

@@ -103,6 +103,7 @@ absl::Status Run(const Options& options, const sigset_t& stop_signals) {
   int signal = 0;
   while (signal == 0) signal = WaitForSignal(stop_signals, absl::Hours(1));
   KVT_LOG(kInfo, "stopping: ", strsignal(signal));
+  daemon->AnnounceDrain();
   engine->Drain();
   const absl::Time deadline = RealClock::Get().Now() + options.decode.drain_timeout;
   while (!engine->Idle() && RealClock::Get().Now() < deadline) {

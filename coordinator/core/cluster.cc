@@ -67,6 +67,7 @@ HeartbeatReply Cluster::Heartbeat(const Moment& now, const HeartbeatRequest& req
   HeartbeatReply reply;
   const Member* before = nodes_.Find(request.name);
   const bool was_starting = before != nullptr && before->state == MemberState::kStarting;
+  const bool was_draining = before != nullptr && before->state == MemberState::kDraining;
   const Member* member = nodes_.Heartbeat(now.monotonic, request);
   if (was_starting && member != nullptr && member->state == MemberState::kReady) {
     events_.Add(now.unix, absl::StrCat(Describe(*member), " is ready"));
@@ -74,6 +75,9 @@ HeartbeatReply Cluster::Heartbeat(const Moment& now, const HeartbeatRequest& req
   if (member == nullptr) {
     reply.unknown = true;
     return reply;
+  }
+  if (request.load.draining && !was_draining) {
+    events_.Add(now.unix, absl::StrCat(Describe(*member), " is stopping and drains"));
   }
   requests_.Seen(now.monotonic, request.name, request.load.tickets);
   if (request.view_version != nodes_.view_version()) reply.view = nodes_.View();
@@ -191,6 +195,9 @@ absl::StatusOr<Grant> Cluster::Admit(const Moment& now, const AdmitRequest& requ
     if (!holder.ok()) return refuse(holder.status());
     const auto decode = PickDecode(nodes_, requests_, request.model, {});
     if (!decode.ok()) return refuse(decode.status());
+    const absl::Status fits = CheckFitsSomeDecode(
+        nodes_, model, uint64_t{request.prompt_tokens} + request.output_tokens_max);
+    if (!fits.ok()) return refuse(fits);
   }
   ClusterView view = nodes_.View();
   if (view.stores.empty()) return refuse(absl::FailedPreconditionError("no store is ready"));
@@ -253,6 +260,10 @@ absl::StatusOr<Grant> Cluster::Place(const Moment& now, const Ticket& ticket,
   }
   KVT_ASSIGN_OR_RETURN(const Member* decode,
                        PickDecode(nodes_, requests_, record->ticket.model, refused_by));
+  // The one that could hold it may have gone since it was admitted.
+  KVT_RETURN_IF_ERROR(CheckFitsSomeDecode(
+      nodes_, decode->info.model,
+      uint64_t{record->ticket.prompt_tokens} + record->ticket.output_tokens_max));
   Ticket placed = record->ticket;
   placed.decode_worker = decode->info.name;
   placed.decode_address = decode->info.control_address;

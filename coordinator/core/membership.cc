@@ -174,6 +174,10 @@ const Member* Membership::Heartbeat(absl::Time now, const HeartbeatRequest& requ
     found->second.state = MemberState::kReady;
     if (InView(found->second)) ++view_version_;
   }
+  if (found->second.state != MemberState::kDraining && request.load.draining) {
+    if (InView(found->second)) ++view_version_;
+    found->second.state = MemberState::kDraining;
+  }
   return &found->second;
 }
 

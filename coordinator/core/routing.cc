@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/limits.h"
+#include "kernels/layout/geometry.h"
 
 namespace kvt {
 namespace {
@@ -68,6 +70,31 @@ absl::StatusOr<const Member*> PickDecode(const Membership& nodes, const RequestT
     const double share = debit.tickets / static_cast<double>(std::max(1u, member.info.batch_max));
     return std::make_tuple(share, debit.prompt_tokens);
   });
+}
+
+absl::Status CheckFitsSomeDecode(const Membership& nodes, const ModelInfo& model,
+                                 uint64_t tokens) {
+  // The last token's KV is never written.
+  const uint64_t blocks = (tokens - 1 + kBlockTokens - 1) / kBlockTokens;
+  const uint64_t bytes = blocks * kPlanes * model.geometry.RecordBytes();
+  const Member* largest = nullptr;
+  for (const auto& [name, member] : nodes.members()) {
+    if (member.info.kind != NodeKind::kDecode || member.info.model.name != model.name ||
+        !member.alive()) {
+      continue;
+    }
+    if (member.info.capacity_bytes == 0 || member.info.capacity_bytes >= bytes) {
+      return absl::OkStatus();
+    }
+    if (largest == nullptr || member.info.capacity_bytes > largest->info.capacity_bytes) {
+      largest = &member;
+    }
+  }
+  if (largest == nullptr) return absl::OkStatus();  // PickDecode says what is missing
+  return absl::InvalidArgumentError(absl::StrCat(
+      "prompt and output of ", tokens, " tokens need ", bytes, " bytes of slots; the largest decode "
+      "worker for ", model.name, ", ", largest->info.name, ", has ", largest->info.capacity_bytes,
+      ": ask for less, or give a decode worker more slots_bytes"));
 }
 
 }  // namespace kvt

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "coordinator/core/membership.h"
@@ -20,5 +21,9 @@ absl::StatusOr<const Member*> PickPrefill(const Membership& nodes, const Request
 absl::StatusOr<const Member*> PickDecode(const Membership& nodes, const RequestTable& requests,
                                          absl::string_view model,
                                          const std::vector<NodeName>& refused);
+
+// InvalidArgument when no decode worker for the model that is alive could hold the KV of so many
+// tokens, however empty: both sizes and the largest worker are named. Waiting would not help.
+absl::Status CheckFitsSomeDecode(const Membership& nodes, const ModelInfo& model, uint64_t tokens);
 
 }  // namespace kvt

@@ -47,6 +47,10 @@ namespace kvt {
 // Times a sequence is sent back to prefill for lost blocks.
 inline constexpr int kResumesMax = 3;
 
+// Completed blocks that a running sequence may have without a copy in the tier; a sequence with more
+// is counted (DESIGN 6: it could not be demoted or moved now).
+inline constexpr int kWriteBackBehindMax = 2;
+
 struct DecodeEngineDeps {
   NodeName node;
   const Transformer* transformer = nullptr;

@@ -107,6 +107,8 @@ void DecodeEngine::OnPulled(const Seq& seq, const TransferResult& result) {
   if (seq->phase == SequencePhase::kDraining) return MaybeForget(seq);
   seq->figures.pulled_bytes += result.bytes;
   seq->figures.pull_bursts += result.bursts;
+  seq->figures.disk_blocks += static_cast<uint64_t>(result.blocks_from_disk);
+  seq->figures.disk_bytes += result.bytes_from_disk;
   int lost = 0;
   for (size_t i = 0; i < seq->pull_blocks.size(); ++i) {
     const auto b = static_cast<size_t>(seq->pull_blocks[i]);
@@ -173,8 +175,13 @@ void DecodeEngine::SendResume(const Seq& seq, int blocks_lost) {
 void DecodeEngine::WriteBack(const Seq& seq) {
   const int first = seq->written_back;
   const auto complete = static_cast<int>(seq->names.blocks().size());
+  const int stored = seq->write_back_runs ? seq->write_back_begin : first;
+  const bool behind = complete - stored > kWriteBackBehindMax;
+  if (behind && !seq->write_back_behind) deps_.metrics->FellBehind();
+  seq->write_back_behind = behind;
   if (seq->write_back_runs || first >= complete) return;
   seq->write_back_runs = true;
+  seq->write_back_begin = first;
   const absl::Span<const TierBlock> all = seq->names.blocks();
   const std::vector<TierBlock> names(all.begin() + first, all.begin() + complete);
   for (int b = first; b < complete; ++b) {

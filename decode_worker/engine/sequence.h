@@ -76,6 +76,8 @@ struct Sequence {
   // Write-back: full blocks [0, written_back) are in the tier or were given up.
   int written_back = 0;
   bool write_back_runs = false;
+  int write_back_begin = 0;        // first block of the one that runs
+  bool write_back_behind = false;  // by more than kWriteBackBehindMax blocks
   bool write_to_end = true;  // what is complete is still written when the sequence has ended well
   std::vector<PlacedBlock> write_places;
   std::vector<PushBlock> write_list;

@@ -62,6 +62,50 @@ TEST_F(Cluster_, Admit_BadInput_IsRefusedByKind) {
   EXPECT_TRUE(cluster_.Admit(now_, good, "c").ok());
 }
 
+TEST_F(Cluster_, RequestThatNoDecodeWorkerCouldEverHold_IsRefusedAtOnce) {
+  Join(NodeKind::kStore, "store-0");
+  Join(NodeKind::kPrefill, "prefill-0");
+  const uint64_t block = kPlanes * TestModel().geometry.RecordBytes();
+  RegisterRequest decode = TestNode(NodeKind::kDecode, "decode-0");
+  decode.capacity_bytes = 10 * block;
+  ASSERT_TRUE(cluster_.Register(now_, decode).ok());
+  alive_["decode-0"] = 1;
+  EXPECT_TRUE(Admit(150, 11).ok());  // 161 tokens, the last one's KV is not written: ten blocks
+  const absl::Status status = Admit(150, 12).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_TRUE(Contains(status, "decode-0")) << status;
+  // A larger worker takes it; without that one it is refused when it is placed, too.
+  RegisterRequest large = TestNode(NodeKind::kDecode, "decode-1");
+  large.capacity_bytes = 11 * block;
+  ASSERT_TRUE(cluster_.Register(now_, large).ok());
+  alive_["decode-1"] = 1;
+  const auto grant = Admit(150, 12);
+  ASSERT_TRUE(grant.ok()) << grant.status();
+  alive_.erase("decode-1");
+  Run(absl::Seconds(3));
+  Report(grant->ticket, "prefill-0", RequestPhase::kPrefill);
+  const absl::Status placed = cluster_.Place(now_, grant->ticket, {}).status();
+  EXPECT_EQ(placed.code(), absl::StatusCode::kInvalidArgument) << placed;
+}
+
+TEST_F(Cluster_, WorkerThatIsStopping_SaysSoAndGetsNothingNew) {
+  JoinUsual();
+  HeartbeatRequest beat = Beat("decode-0");
+  beat.load.draining = true;
+  EXPECT_TRUE(cluster_.Heartbeat(now_, beat).drain);
+  const auto grant = Admit();
+  ASSERT_TRUE(grant.ok()) << grant.status();
+  Report(grant->ticket, "prefill-0", RequestPhase::kPrefill);
+  const auto placed = cluster_.Place(now_, grant->ticket, {});
+  ASSERT_TRUE(placed.ok()) << placed.status();
+  EXPECT_EQ(placed->ticket.decode_worker, "decode-1");
+  beat = Beat("prefill-0");
+  beat.load.draining = true;
+  (void)cluster_.Heartbeat(now_, beat);
+  EXPECT_EQ(Admit().status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(Contains(Admit().status(), "draining")) << Admit().status();
+}
+
 TEST_F(Cluster_, Admit_WithoutOneKindOfNode_NamesIt) {
   EXPECT_EQ(Admit().status().code(), absl::StatusCode::kFailedPrecondition);
   Join(NodeKind::kPrefill, "prefill-0");
