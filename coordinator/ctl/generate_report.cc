@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "coordinator/core/request_table.h"
 #include "coordinator/ctl/cli.h"
+#include "coordinator/ctl/table.h"
 #include "kernels/base/units.h"
 
 namespace kvt::ctl {
@@ -22,6 +23,10 @@ json ToJson(const PrefillFigures& figures, const NodeName& worker) {
           {"computed_tokens", figures.computed_tokens},
           {"pulled_bytes", figures.pulled_bytes},
           {"pull_bursts", figures.pull_bursts},
+          {"disk_blocks", figures.disk_blocks},
+          {"disk_bytes", figures.disk_bytes},
+          {"declined_tokens", figures.declined_tokens},
+          {"declined", figures.declined},
           {"pushed_bytes", figures.pushed_bytes},
           {"push_bursts", figures.push_bursts},
           {"saturated_values", figures.saturated_values},
@@ -36,6 +41,8 @@ json ToJson(const DecodeFigures& figures, const NodeName& worker) {
           {"pulled_bytes", figures.pulled_bytes},
           {"pull_bursts", figures.pull_bursts},
           {"blocks_pulled", figures.blocks_pulled},
+          {"disk_blocks", figures.disk_blocks},
+          {"disk_bytes", figures.disk_bytes},
           {"block_bytes", figures.block_bytes},
           {"write_back_bytes", figures.write_back_bytes},
           {"prompt_tokens_computed", figures.prompt_tokens_computed},
@@ -78,6 +85,15 @@ std::string FiguresForPeople(const GenerateResult& result) {
       &out, "    pulled %s in %d bursts, pushed %s in %d bursts, queued %.1f ms, hand-over %.1f ms\n",
       FormatBytes(prefill.pulled_bytes), prefill.pull_bursts, FormatBytes(prefill.pushed_bytes),
       prefill.push_bursts, Ms(prefill.queued), Ms(prefill.hand_over));
+  if (prefill.disk_blocks > 0 || decode.disk_blocks > 0) {
+    absl::StrAppendFormat(&out, "    from disk: prefill %s (%d blocks), decode %s (%d blocks)\n",
+                          FormatBytes(prefill.disk_bytes), prefill.disk_blocks,
+                          FormatBytes(decode.disk_bytes), decode.disk_blocks);
+  }
+  if (prefill.declined_tokens > 0) {
+    absl::StrAppendFormat(&out, "    computed though stored: %d tokens (%s)\n",
+                          prefill.declined_tokens, Printable(prefill.declined));
+  }
   absl::StrAppendFormat(
       &out, "  decode on %s: pulled %s in %d bursts (%d blocks), wrote back %s, admitted in %.1f ms\n",
       result.decode_worker, FormatBytes(decode.pulled_bytes), decode.pull_bursts,

@@ -39,6 +39,7 @@ Examples:
   kvtide generate --chat "What is a KV cache?"
   kvtide generate --file prompt.txt --max-tokens 64 -o json
   kvtide tier
+  kvtide tier purge --tenant NAME
   kvtide down)";
 
 void AddSampling(CLI::App* command, GenerateOptions* options) {
@@ -106,6 +107,8 @@ struct Commands {
   CLI::App* status = nullptr;
   CLI::App* nodes = nullptr;
   CLI::App* tier = nullptr;
+  CLI::App* purge = nullptr;
+  PurgeOptions purge_options;
   CLI::App* requests = nullptr;
   CLI::App* generate = nullptr;
 };
@@ -133,7 +136,17 @@ void AddCommands(CLI::App& app, Commands* all) {
                           "cluster file, as for `up`; without it: a store with defaults");
   all->status = app.add_subcommand("status", "Nodes, requests and the latest events");
   all->nodes = app.add_subcommand("nodes", "Stores and workers, dead ones included");
-  all->tier = app.add_subcommand("tier", "What lies in the stores, per node and in sum");
+  all->tier = app.add_subcommand(
+      "tier", "What lies in the stores, per node and in sum, by medium and plane");
+  all->tier->require_subcommand(0, 1);
+  all->purge = all->tier->add_subcommand(
+      "purge", "Remove everything of a tenant from the memory and the disk of every store");
+  all->purge->add_option("--tenant", all->purge_options.tenant,
+                         "the tenant; an empty name is what all share")
+      ->required();
+  all->purge->add_option("--wait", all->purge_options.wait_s, "seconds for each store's disk")
+      ->check(CLI::Range(1, 300))
+      ->capture_default_str();
   all->requests =
       app.add_subcommand("requests", "Running requests, then the finished, latest first");
   all->requests->add_option("--limit", all->requests_options.limit, "finished ones shown; 0: all")
@@ -163,6 +176,7 @@ int Dispatch(Commands& all) {
   if (*all.doctor) return RunDoctor(cli, all.doctor_options);
   if (*all.status) return RunStatus(cli);
   if (*all.nodes) return RunNodes(cli);
+  if (*all.purge) return RunTierPurge(cli, all.purge_options);
   if (*all.tier) return RunTier(cli);
   if (*all.requests) return RunRequests(cli, all.requests_options);
   all.generate_options.has_text = all.generate->count("prompt") > 0;

@@ -93,65 +93,6 @@ std::string NodeTable(const std::vector<NodeStatus>& nodes) {
   return table.Render();
 }
 
-json ToJson(const StoreStats& stats) {
-  return {{"capacity_bytes", stats.capacity_bytes},
-          {"used_bytes", stats.used_bytes},
-          {"resident_bytes",
-           {{"base", stats.resident_bytes[static_cast<size_t>(Plane::kBase)]},
-            {"residual", stats.resident_bytes[static_cast<size_t>(Plane::kResidual)]}}},
-          {"reserved_bytes", stats.reserved_bytes},
-          {"writing_bytes", stats.writing_bytes},
-          {"evicting_bytes", stats.evicting_bytes},
-          {"blocks", stats.blocks},
-          {"pinned_blocks", stats.pinned_blocks},
-          {"pins", stats.pins},
-          {"in_flight", stats.in_flight},
-          {"output_reserved_blocks", stats.output_reserved_blocks},
-          {"sessions", stats.sessions},
-          {"tickets", stats.tickets},
-          {"lookups", stats.lookups},
-          {"lookup_blocks", stats.lookup_blocks},
-          {"hit_blocks", stats.hit_blocks},
-          {"base_only_blocks", stats.base_only_blocks},
-          {"evicted_blocks", stats.evicted_blocks},
-          {"refused", stats.refused},
-          {"pulled_bytes", stats.pulled_bytes},
-          {"pushed_bytes", stats.pushed_bytes},
-          {"checksum_failures", stats.checksum_failures}};
-}
-
-void AddTo(StoreStats& sum, const StoreStats& one) {
-  for (uint64_t StoreStats::*field :
-       {&StoreStats::capacity_bytes, &StoreStats::used_bytes, &StoreStats::reserved_bytes,
-        &StoreStats::writing_bytes, &StoreStats::evicting_bytes, &StoreStats::blocks,
-        &StoreStats::pinned_blocks, &StoreStats::pins, &StoreStats::in_flight,
-        &StoreStats::output_reserved_blocks, &StoreStats::sessions, &StoreStats::tickets,
-        &StoreStats::lookups, &StoreStats::lookup_blocks, &StoreStats::hit_blocks,
-        &StoreStats::base_only_blocks, &StoreStats::evicted_blocks, &StoreStats::refused,
-        &StoreStats::pulled_bytes, &StoreStats::pushed_bytes, &StoreStats::checksum_failures}) {
-    sum.*field += one.*field;
-  }
-  for (size_t p = 0; p < sum.resident_bytes.size(); ++p) {
-    sum.resident_bytes[p] += one.resident_bytes[p];
-  }
-}
-
-std::string HitText(const StoreStats& stats) {
-  if (stats.lookup_blocks == 0) return "-";
-  return absl::StrFormat("%d/%d (%.0f %%)", stats.hit_blocks, stats.lookup_blocks,
-                         100.0 * static_cast<double>(stats.hit_blocks) /
-                             static_cast<double>(stats.lookup_blocks));
-}
-
-void AddTierRow(TextTable& table, const std::string& name, const StoreStats& stats) {
-  table.Row({name, FormatBytes(stats.capacity_bytes), FormatBytes(stats.used_bytes),
-             FormatBytes(stats.resident_bytes[0]), FormatBytes(stats.resident_bytes[1]),
-             FormatBytes(stats.reserved_bytes), FormatBytes(stats.writing_bytes),
-             absl::StrCat(stats.blocks), absl::StrCat(stats.pinned_blocks),
-             absl::StrCat(stats.in_flight), HitText(stats), absl::StrCat(stats.evicted_blocks),
-             FormatBytes(stats.pulled_bytes), FormatBytes(stats.pushed_bytes)});
-}
-
 json ToJson(const RequestStatus& request) {
   json out = {{"id", FormatTicketId(request.id)},
               {"epoch", request.epoch.value()},
@@ -234,42 +175,6 @@ int RunNodes(const Cli& cli) {
   for (const NodeStatus& node : status->nodes) all["nodes"].push_back(ToJson(node));
   Print(all);
   return kExitOk;
-}
-
-int RunTier(const Cli& cli) {
-  const auto coordinator = cli.Connect();
-  if (!coordinator.ok()) return Fail(cli, coordinator.status());
-  const auto view = (*coordinator)->View();
-  if (!view.ok()) return Fail(cli, view.status());
-  json all = {{"view_version", view->version}, {"stores", json::array()}};
-  TextTable table({"STORE", ">CAPACITY", ">USED", ">BASE", ">RESIDUAL", ">RESERVED", ">WRITING",
-                   ">BLOCKS", ">PINNED", ">IN FLIGHT", ">HITS", ">EVICTED", ">PULLED", ">PUSHED"});
-  StoreStats sum;
-  std::vector<std::string> unreachable;
-  for (const StoreRef& store : view->stores) {
-    const auto stats = ConnectStore(store.control_address, kCallTimeout)->Stats();
-    if (!stats.ok()) {
-      unreachable.push_back(absl::StrCat(store.name, ": ", stats.status().message()));
-      all["stores"].push_back(
-          {{"name", store.name}, {"error", std::string(stats.status().message())}});
-      continue;
-    }
-    json entry = ToJson(*stats);
-    entry["name"] = store.name;
-    entry["address"] = store.control_address;
-    all["stores"].push_back(std::move(entry));
-    AddTierRow(table, store.name, *stats);
-    AddTo(sum, *stats);
-  }
-  all["sum"] = ToJson(sum);
-  AddTierRow(table, "sum", sum);
-  if (cli.json) {
-    Print(all);
-  } else {
-    std::printf("%s", table.Render().c_str());
-    for (const std::string& text : unreachable) std::printf("%s\n", Printable(text).c_str());
-  }
-  return unreachable.empty() ? kExitOk : kExitFailed;
 }
 
 int RunRequests(const Cli& cli, const RequestsOptions& options) {

@@ -300,6 +300,13 @@ TEST_F(CliWithCluster, Show_TellsNodesTierAndRequestsInTablesAndJson) {
   EXPECT_EQ(tier["sum"]["capacity_bytes"].get<uint64_t>(), capacity);
   EXPECT_GT(base, 0u);
   EXPECT_GT(tier["sum"]["lookup_blocks"].get<uint64_t>(), 0u);
+  for (const char* plane : {"base", "residual"}) {
+    uint64_t on_disk = 0;
+    for (const json& store : tier["stores"]) {
+      on_disk += store["disk"]["bytes"][plane].get<uint64_t>();
+    }
+    EXPECT_EQ(tier["sum"]["disk"]["bytes"][plane].get<uint64_t>(), on_disk) << plane;
+  }
   const json requests = RunJson({"requests"});
   ASSERT_FALSE(requests["requests"].empty());
   EXPECT_EQ(requests["requests"][0]["phase"], "done");
@@ -309,6 +316,34 @@ TEST_F(CliWithCluster, Show_TellsNodesTierAndRequestsInTablesAndJson) {
   EXPECT_TRUE(Has(Run({"nodes"}).out, "decode-1"));
   EXPECT_TRUE(Has(Run({"status"}).out, "latest events"));
   EXPECT_TRUE(Has(Run({"requests"}).out, "PHASE"));
+}
+
+TEST_F(CliWithCluster, TierPurge_RemovesOneTenantAndNobodyElse) {
+  const std::string prompt = "what two tenants ask alike, long enough for several blocks of the tier";
+  const auto ask = [&](const std::string& tenant) {
+    return RunJson({"generate", prompt, "--tenant", tenant, "--max-tokens", "4", "--ignore-eos"});
+  };
+  for (const char* tenant : {"acme", "globex"}) {
+    EXPECT_EQ(ask(tenant)["prefill"]["reused_tokens"], 0) << tenant;
+    EXPECT_GT(ask(tenant)["prefill"]["reused_tokens"].get<int>(), 0) << tenant;
+  }
+  json purged;
+  // The pins of a request that has just ended go a moment later.
+  const absl::Status done = Await(absl::Seconds(20), [&] {
+    const ProgramResult result = Run({"tier", "purge", "--tenant", "acme", "-o", "json"});
+    const json reply = json::parse(result.out, nullptr, false);
+    if (purged.is_null()) purged = reply;
+    if (result.code == 0) EXPECT_TRUE(reply["complete"].get<bool>());
+    return result.code == 0 ? absl::OkStatus() : absl::UnavailableError(result.out + result.err);
+  });
+  EXPECT_TRUE(done.ok()) << done;
+  EXPECT_EQ(purged["tenant"], "acme");
+  EXPECT_EQ(purged["stores"].size(), 2u);
+  EXPECT_GT(purged["blocks"].get<int>(), 0);
+  EXPECT_GT(ask("globex")["prefill"]["reused_tokens"].get<int>(), 0);
+  EXPECT_EQ(ask("acme")["prefill"]["reused_tokens"], 0);
+  EXPECT_TRUE(Has(Run({"tier", "purge", "--tenant", "nobody"}).out, "STORE"));
+  EXPECT_EQ(Run({"tier", "purge"}).code, 2);
 }
 
 TEST_F(CliWithCluster, CtrlC_CancelsEverywhereWithinASecond) {
