@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -44,10 +45,17 @@ double Rate(Move move) {
 
 DiskProbe ProbeDisk(const std::string& folder, bool measure) {
   DiskProbe disk;
-  std::string path = folder + "/.kvtide-probe-XXXXXX";
+  // The store makes the folder: its nearest parent stands for one that is not there yet.
+  std::error_code error;
+  std::filesystem::path there = std::filesystem::absolute(folder, error);
+  while (!std::filesystem::exists(there, error) && there.has_relative_path()) {
+    there = there.parent_path();
+  }
+  std::string path = (there / ".kvtide-probe-XXXXXX").string();
   UniqueFd made(mkostemp(path.data(), O_CLOEXEC));
   if (!made.valid()) {
-    disk.status = absl::UnavailableError(absl::StrCat(folder, ": ", std::strerror(errno)));
+    disk.status = absl::UnavailableError(
+        absl::StrCat(folder, ": no file can be made in ", there.string(), ": ", std::strerror(errno)));
     return disk;
   }
   struct statvfs fs {};

@@ -28,26 +28,27 @@ ProbeLine LineOf(const HostProbeOptions& options, const std::string& check) {
   return {};
 }
 
-TEST(HostProbe, F10_SpillFolderMissing_FailsNamingItAndTheStartIsRefused) {
+TEST(HostProbe, F10_SpillFolderThatCannotBeMade_FailsNamingItAndTheStartIsRefused) {
   HostProbeOptions options = Small();
-  options.spill_folder = "/nonexistent/spill";
+  options.spill_folder = "/proc/nonexistent/spill";
   const ProbeLine line = LineOf(options, "spill folder");
   EXPECT_EQ(line.state, ProbeState::kFail);
-  EXPECT_TRUE(absl::StrContains(line.found, "/nonexistent/spill: No such file")) << line.found;
+  EXPECT_TRUE(absl::StrContains(line.found, "/proc/nonexistent/spill: no file can be made in /proc")) << line.found;
   EXPECT_FALSE(line.remedy.empty());
   const absl::Status status = ProbeStatus(ProbeHost(options));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_TRUE(absl::StrContains(status.message(), "/nonexistent/spill")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "/proc/nonexistent/spill")) << status;
 }
 
-TEST(HostProbe, F10_SpillQuotaBeyondTheDisk_Fails) {
+TEST(HostProbe, SpillQuotaBeyondTheDisk_IsAWarning) {
   ScratchFolder folder;
   HostProbeOptions options = Small();
   options.spill_folder = folder.path();
   options.spill_bytes = uint64_t{1} << 60;
   const ProbeLine line = LineOf(options, "spill folder");
-  EXPECT_EQ(line.state, ProbeState::kFail);
-  EXPECT_TRUE(absl::StrContains(line.remedy, "quota")) << line.remedy;
+  EXPECT_EQ(line.state, ProbeState::kWarn);
+  EXPECT_TRUE(absl::StrContains(line.found, "less than the quota")) << line.found;
+  EXPECT_TRUE(ProbeStatus(ProbeHost(options)).ok());
 }
 
 TEST(HostProbe, SpillFolderThatWorks_IsMeasuredAndLeftEmpty) {
@@ -67,6 +68,9 @@ TEST(HostProbe, SpillFolderThatWorks_IsMeasuredAndLeftEmpty) {
     EXPECT_TRUE(absl::StrContains(line.found, "class") || absl::StrContains(line.found, "spinning"))
         << line.found;
   }
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  // One that the store would make.
+  EXPECT_TRUE(ProbeDisk(folder.path() + "/a/b", false).status.ok());
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
