@@ -149,6 +149,12 @@ void StoreLink::EndCall(const LinkSession& session, const absl::Status& status) 
   });
 }
 
+void StoreLink::NoteUnanswered(uint64_t incarnation) {
+  MutexLock lock(mu_);
+  if (incarnation != incarnation_) return;
+  CountFailure(absl::DeadlineExceededError("no answer to a lookup in time"));
+}
+
 bool StoreLink::EndsForgotten(const TicketRef& ticket) {
   const auto it = calling_.find(LiveKey(ticket));
   KVT_CHECK(it != calling_.end(), "ticket ", ticket.id.value(), ": EndCall without BeginCall");

@@ -101,6 +101,9 @@ class StoreLink {
   // Every control call's outcome, for the breaker and for lost sessions. Where the ticket was let go
   // while BeginCall's call ran, which may have reached the store later, it is let go there again.
   void EndCall(const LinkSession& session, const absl::Status& status);
+  // A call of that incarnation has not been answered for so long that its caller gave up: a failure
+  // for the breaker, before the call ends by itself.
+  void NoteUnanswered(uint64_t incarnation);
   // Takes the ticket off the live list; true when it was there.
   bool Forget(TicketRef ticket);
 

@@ -41,6 +41,7 @@ struct Ask {
   std::vector<size_t> indices;  // of blocks
   LookupRequest request;
   uint64_t incarnation = 0;
+  std::optional<absl::Time> begun;  // RealClock: its call is under way since
   std::optional<absl::StatusOr<LookupReply>> reply;
 };
 
@@ -59,6 +60,11 @@ void RunAsk(Round& round, Ask& ask, TicketRef ticket, absl::Time deadline) {
   if (session.ok()) {
     ask.request.session = session->session;
     incarnation = session->incarnation;
+    {
+      MutexLock lock(round.mu);
+      ask.begun = RealClock::Get().Now();
+      ask.incarnation = incarnation;
+    }
     reply = session->api->Lookup(ask.request);
     ask.link->EndCall(*session, reply.status());
   } else {
@@ -76,7 +82,7 @@ class LookupRun {
   LookupRun(LinkTable& links, CallPool& calls, const Geometry& geometry, const HeldTicket& ticket,
             absl::Span<const TierBlock> blocks, LookupReach reach, absl::Time deadline)
       : links_(links), calls_(calls), geometry_(geometry), ticket_(ticket), blocks_(blocks),
-        reach_(reach), deadline_(deadline) {
+        reach_(reach), started_(RealClock::Get().Now()), deadline_(deadline) {
     result_.blocks.resize(blocks.size());
   }
 
@@ -216,6 +222,19 @@ class LookupRun {
       if (left <= absl::ZeroDuration()) break;
       round->answered.WaitFor(round->mu, left);
     }
+    TellUnanswered(*round);
+  }
+
+  // A store that had most of the time and did not answer is told to its breaker now: the call itself
+  // ends later, and the next requests would wait as long.
+  void TellUnanswered(Round& round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(round.mu) {
+    const absl::Time now = RealClock::Get().Now();
+    for (auto& ask : round.asks) {
+      if (ask->reply.has_value() || !ask->begun.has_value()) continue;
+      if (now - *ask->begun >= (deadline_ - started_) / 2) {
+        ask->link->NoteUnanswered(ask->incarnation);
+      }
+    }
   }
 
   void Join(Round& round) {
@@ -271,6 +290,7 @@ class LookupRun {
   const absl::Span<const TierBlock> blocks_;
   const LookupReach reach_;
   const size_t blocks_per_call_ = BlocksPerCall(geometry_);
+  const absl::Time started_;
   const absl::Time deadline_;
   std::vector<Group> groups_;
   std::vector<uint32_t> failed_;

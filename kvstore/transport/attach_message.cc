@@ -9,7 +9,7 @@
 namespace kvt {
 namespace {
 
-constexpr uint32_t kAttachMagic = 0x7476746b;  // "kvtt"
+constexpr uint32_t kAttachMagic = 0x7476746b;  // "ktvt"
 
 }  // namespace
 

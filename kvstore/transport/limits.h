@@ -28,8 +28,11 @@ inline constexpr uint32_t kPieceAlignment = 64;
 inline constexpr int kMessagePiecesMax = 15;
 // Payload of one data message; longer pieces are split. 15 pieces of 64 KiB.
 inline constexpr uint32_t kMessageBytesMax = 960 * static_cast<uint32_t>(kKiB);
-// Data messages of one channel that a sender keeps in flight (4: measured best).
+// Data messages of one channel that a sender keeps in flight (4: measured best). These are the
+// credits of a pull: a reader that takes nothing makes the store hold so much and no more.
 inline constexpr int kMessagesInFlightMax = 4;
+inline constexpr uint64_t kChannelBytesInFlightMax =
+    uint64_t{kMessagesInFlightMax} * kMessageBytesMax;
 
 // Pieces of one request message; a burst is split into as many as it needs.
 inline constexpr int kRequestPiecesMax = 2048;

@@ -154,8 +154,7 @@ absl::Status UcxServer::Listen(const UcxServerOptions& options) {
   ucs_status_t status = ucp_mem_map(worker_->context(), &map, &arena_handle_);
   if (status != UCS_OK) {
     arena_handle_ = nullptr;
-    return UcxError(absl::StrCat("ucx: registering ", FormatBytes(arena_.size()), " of memory"),
-                    status);
+    return UcxRegistrationError(arena_.size(), status);
   }
   const bool v6 = options.host.find(':') != std::string::npos;
   const std::string bind = v6 ? absl::StrCat("[", options.host, "]:", options.port)

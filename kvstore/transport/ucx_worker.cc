@@ -21,6 +21,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
+#include "kernels/base/units.h"
 #include "kvstore/transport/ucx_devices.h"
 #include "kvstore/transport/ucx_send_guard.h"
 
@@ -81,6 +82,17 @@ absl::Status UcxError(absl::string_view what, ucs_status_t status) {
     default:
       return absl::UnavailableError(message);
   }
+}
+
+absl::Status UcxRegistrationError(uint64_t bytes, ucs_status_t status) {
+  const std::string what = absl::StrCat("ucx: registering ", FormatBytes(bytes), " of memory");
+  const absl::Status error = UcxError(what, status);
+  if (status == UCS_ERR_NO_MEMORY) return error;  // names the limit
+  return absl::Status(error.code(),
+                      absl::StrCat(error.message(),
+                                   "; `kvtide doctor` shows what each device can register; try a "
+                                   "smaller arena_bytes, or ucx_tls = \"tcp\", which registers "
+                                   "nothing"));
 }
 
 TransportSettings UcxSettings() {

@@ -21,6 +21,8 @@
 namespace kvt {
 
 absl::Status UcxError(absl::string_view what, ucs_status_t status);
+// Of memory that could not be registered: how much, why, and what to do about it.
+absl::Status UcxRegistrationError(uint64_t bytes, ucs_status_t status);
 TransportSettings UcxSettings();
 
 // A received message; valid during the callback.

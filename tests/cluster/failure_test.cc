@@ -207,5 +207,94 @@ TEST_F(FailureTest, StoreStopped_RequestsGoOnWithoutIt) {
   EXPECT_TRUE(held.ok()) << held;
 }
 
+// The whole tier goes away while requests decode: what they hold on the device is enough to answer.
+// New requests are refused at once, with the reason, and served again when the stores are back.
+TEST_F(FailureTest, F14_AllStoresStopped_RunningRequestsAnswerAndNewOnesAreNotHeldUp) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster({}));
+  const auto prompts = Prompts(600, 200);
+  const auto expected = Expected(*reference_, prompts, kOutput);
+  std::vector<GenerateOutcome> outcomes(prompts.size());
+  std::atomic<int> decoding{0};  // or ended
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    threads.emplace_back([&, i] {
+      int seen = 0;
+      outcomes[i] = cluster_->Generate(Request(prompts[i], kOutput), [&](int32_t) {
+        if (++seen == 3) ++decoding;
+      });
+      if (seen < 3) ++decoding;
+    });
+  }
+  const absl::Status running = Await(absl::Seconds(120), [&] {
+    return decoding == kRequests ? absl::OkStatus()
+                                 : absl::DeadlineExceededError("not running yet");
+  });
+  EXPECT_TRUE(running.ok()) << running;
+  for (const std::string& store : cluster_->NamesOf("store")) cluster_->Signal(store, SIGSTOP);
+  const absl::Time stopped = RealClock::Get().Now();
+  for (std::thread& thread : threads) thread.join();
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    EXPECT_TRUE(outcomes[i].status.ok()) << outcomes[i].status;
+    EXPECT_EQ(outcomes[i].result.tokens, expected[i]) << "request " << i;
+  }
+  for (const std::string& store : cluster_->NamesOf("store")) {
+    const absl::Status dead = cluster_->AwaitState(store, "dead", absl::Seconds(10));
+    EXPECT_TRUE(dead.ok()) << dead;
+  }
+  for (int i = 0; i < 3; ++i) {
+    const absl::Time asked = RealClock::Get().Now();
+    const GenerateOutcome refused = cluster_->Generate(Request(RandomPrompt(77, 100), 8));
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused.status)) << refused.status;
+    EXPECT_TRUE(absl::StrContains(refused.status.message(), "no store")) << refused.status;
+    EXPECT_LT(RealClock::Get().Now() - asked, absl::Seconds(2));
+  }
+  RecordProperty("stopped_ms", absl::ToInt64Milliseconds(RealClock::Get().Now() - stopped));
+  for (const std::string& store : cluster_->NamesOf("store")) cluster_->Signal(store, SIGCONT);
+  for (const std::string& store : cluster_->NamesOf("store")) {
+    const absl::Status back = cluster_->AwaitState(store, "ready", absl::Seconds(10));
+    EXPECT_TRUE(back.ok()) << back;
+  }
+  ExpectServesOn(9500);
+  const absl::Status held = cluster_->AwaitNothingHeld(absl::Seconds(20));
+  EXPECT_TRUE(held.ok()) << held;
+}
+
+// The stores come and go while prompts are computed and written: requests wait for them, as long as
+// the configuration says, and answer.
+TEST_F(FailureTest, F14_AllStoresFlap_EveryRequestAnswersWithTheSameTokens) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster({}));
+  const auto prompts = Prompts(700, 400);
+  const auto expected = Expected(*reference_, prompts, 32);
+  std::vector<ctl::GenerateRequest> requests;
+  for (const auto& prompt : prompts) requests.push_back(Request(prompt, 32));
+  std::atomic<bool> done{false};
+  std::vector<GenerateOutcome> outcomes;
+  std::thread all([&] {
+    outcomes = cluster_->GenerateAll(requests);
+    done = true;
+  });
+  // Below the time after which a silent store counts as dead.
+  for (int flap = 0; flap < 4; ++flap) {
+    for (const std::string& store : cluster_->NamesOf("store")) cluster_->Signal(store, SIGSTOP);
+    const absl::Time until = RealClock::Get().Now() + absl::Milliseconds(900);
+    (void)Await(absl::Seconds(5), [&] {
+      return RealClock::Get().Now() >= until ? absl::OkStatus() : absl::UnavailableError("");
+    });
+    for (const std::string& store : cluster_->NamesOf("store")) cluster_->Signal(store, SIGCONT);
+    const absl::Time next = RealClock::Get().Now() + absl::Milliseconds(600);
+    (void)Await(absl::Seconds(5), [&] {
+      return done || RealClock::Get().Now() >= next ? absl::OkStatus() : absl::UnavailableError("");
+    });
+  }
+  all.join();
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    EXPECT_TRUE(outcomes[i].status.ok()) << outcomes[i].status;
+    EXPECT_EQ(outcomes[i].result.tokens, expected[i]) << "request " << i;
+  }
+  ExpectServesOn(9600);
+  const absl::Status held = cluster_->AwaitNothingHeld(absl::Seconds(20));
+  EXPECT_TRUE(held.ok()) << held;
+}
+
 }  // namespace
 }  // namespace kvt

@@ -185,7 +185,7 @@ class StoreDataTest : public testing::TestWithParam<Plan> {
 
   // Reserves and pushes what is not there; true when everything was pushed and sealed.
   bool Store(Worker& worker, uint64_t ticket, const std::vector<BlockName>& names) {
-    const auto reserved = node().Reserve({worker.session, store_.tickets().Make(ticket), names, 0});
+    const auto reserved = node().Reserve({worker.session, store_.tickets().Make(ticket), names, 0, {}});
     if (!reserved.ok()) {
       EXPECT_EQ(reserved.status().code(), absl::StatusCode::kResourceExhausted)
           << reserved.status();
@@ -222,7 +222,7 @@ class StoreDataTest : public testing::TestWithParam<Plan> {
   // planes only: new bytes where old records lay, and nothing sealed. Held until the next renewal.
   void Overwrite(Worker& worker, uint64_t ticket, int seed) {
     const auto names = TestNames(kBlocks * 3 / 4, seed);
-    const auto reserved = node().Reserve({worker.session, store_.tickets().Make(ticket), names, 0});
+    const auto reserved = node().Reserve({worker.session, store_.tickets().Make(ticket), names, 0, {}});
     if (!reserved.ok()) return;  // the others hold too much just now
     Burst burst(names.size());
     for (size_t i = 0; i < names.size(); ++i) {
@@ -237,7 +237,7 @@ class StoreDataTest : public testing::TestWithParam<Plan> {
   std::unique_ptr<Transport> transport_;
 };
 
-TEST_P(StoreDataTest, WrongSecretOrGeometry_CannotAttach) {
+TEST_P(StoreDataTest, F12_WrongSecretOrGeometry_CannotAttach) {
   const auto reply = node().OpenSession(TestOpen("w"));
   ASSERT_TRUE(reply.ok());
   SessionToken token;
@@ -304,7 +304,7 @@ TEST_P(StoreDataTest, StoredByteThatFlipped_IsCorruptAtTheReader) {
   EXPECT_EQ(burst.status(1), PieceStatus::kOk);
 }
 
-TEST_P(StoreDataTest, EvictionUnderLoad_NeverGivesForeignBytes) {  // F1
+TEST_P(StoreDataTest, F1_EvictionUnderLoad_NeverGivesForeignBytes) {
   constexpr int kWorkers = 2;
   constexpr int kRounds = 400;
   const uint64_t seed = 20261129;

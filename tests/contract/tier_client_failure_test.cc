@@ -13,7 +13,7 @@ namespace {
 
 class TierFailureTest : public TierTest {};
 
-TEST_P(TierFailureTest, StoreKilledMidPull_LosesItsBlocksOnly) {
+TEST_P(TierFailureTest, F2_StoreKilledMidPull_LosesItsBlocksOnly) {
   StartStores(2);
   auto worker = StartConnected("decode-0", FastOptions());
   const ClusterView view = View();
@@ -118,7 +118,7 @@ TEST_P(TierFailureTest, SessionEndedAtTheStore_IsReopenedWithoutAViewChange) {
   Write(*worker, NewTicket(view), sequence, slots);
 }
 
-TEST_P(TierFailureTest, StoreThatFails_IsSkippedByTheBreakerAndProbed) {
+TEST_P(TierFailureTest, F14_StoreThatFails_IsSkippedByTheBreakerAndProbed) {
   StartStores(2);
   auto worker = StartConnected("decode-0", FastOptions());
   const ClusterView view = View();
@@ -364,7 +364,78 @@ TEST_P(TierFailureTest, StoreThatLeftTheView_IsKeptWhileTicketsLiveThereThenLetG
   EXPECT_EQ(stores_[1]->Stats().sessions, 1u);
 }
 
-TEST_P(TierFailureTest, NoStoreReachable_ReserveSaysWhyAndWriteBackGoesOn) {
+// Every store is stopped: control calls hang. The first lookups wait, each at most for its timeout;
+// once the breakers are open nobody waits any more, and when the stores are back all is as it was.
+TEST_P(TierFailureTest, F14_WholeTierStopped_LaterRequestsDoNotWaitAndItComesBack) {
+  StartStores(2);
+  ClientOptions options = FastOptions();
+  options.lookup_timeout = absl::Milliseconds(200);
+  options.control_timeout = absl::Milliseconds(500);
+  auto worker = StartConnected("decode-0", options);
+  const ClusterView view = View();
+  const SequenceBlocks sequence = Sequence(kLongBlocks);
+  TestSlots written(TestGeometry(), kLongBlocks);
+  written.Fill(31);
+  Write(*worker, NewTicket(view), sequence, written);
+  for (auto& store : stores_) store->gate().SetDelay(absl::Seconds(15));
+  const absl::Time stopped = RealClock::Get().Now();
+  int waited = 0;
+  for (; FiguresOf(*worker, "store-0").state == "up" || FiguresOf(*worker, "store-1").state == "up";
+       ++waited) {
+    ASSERT_LT(RealClock::Get().Now() - stopped, absl::Seconds(10));
+    EXPECT_EQ(worker->tier().Lookup(NewTicket(view), sequence.blocks()).base_blocks, 0);
+  }
+  EXPECT_LE(waited, 2 * options.breaker_failures + 2);
+  const absl::Time open = RealClock::Get().Now();
+  for (int i = 0; i < 50; ++i) {
+    const LookupResult found = worker->tier().Lookup(NewTicket(view), sequence.blocks());
+    EXPECT_EQ(found.base_blocks, 0);
+    EXPECT_EQ(found.unreachable.size(), 2u);
+    EXPECT_TRUE(absl::IsUnavailable(
+        worker->tier()
+            .Reserve(NewTicket(view), sequence.blocks(), 0, ReserveMode::kAllOrNothing)
+            .status()));
+  }
+  // 100 calls in the time of a few timeouts.
+  EXPECT_LT(RealClock::Get().Now() - open, absl::Seconds(2));
+  for (auto& store : stores_) store->gate().SetDelay(absl::ZeroDuration());
+  ASSERT_TRUE(worker->tier().WaitConnected(absl::Seconds(20)).ok());
+  const HeldTicket ticket = NewTicket(view);
+  const LookupResult found = worker->tier().Lookup(ticket, sequence.blocks());
+  EXPECT_EQ(found.exact_blocks, kLongBlocks);
+  TestSlots read(TestGeometry(), kLongBlocks);
+  EXPECT_EQ(worker->PullAll(ticket.ref(), found.blocks, read).blocks_ok, kLongBlocks);
+  for (int i = 0; i < kLongBlocks; ++i) ASSERT_TRUE(read.SameBlock(written, i, i));
+}
+
+// Each time it is back it fails again before the link counts as settled: the pauses grow, so that
+// requests meet the failure ever more rarely.
+TEST_P(TierFailureTest, F14_FlappingStore_IsAskedEverMoreRarely) {
+  StartStores(1);
+  ClientOptions options = FastOptions();
+  options.breaker_failures = 1;
+  options.breaker_pause = absl::Milliseconds(40);
+  options.breaker_pause_max = absl::Seconds(30);
+  auto worker = StartConnected("decode-0", options);
+  const ClusterView view = View();
+  const SequenceBlocks sequence = Sequence(1);
+  absl::Duration pause = options.breaker_pause;
+  for (int flap = 0; flap < 5; ++flap, pause *= 2) {
+    const int sessions = static_cast<int>(FiguresOf(*worker, "store-0").sessions_opened);
+    stores_[0]->gate().SetFailure(absl::UnavailableError("flapping"));
+    const absl::Time failed = RealClock::Get().Now();
+    (void)worker->tier().Lookup(NewTicket(view), sequence.blocks());
+    ASSERT_NE(FiguresOf(*worker, "store-0").state, "up");
+    // Well again at once: it is not asked before the pause is over.
+    stores_[0]->gate().SetFailure(absl::OkStatus());
+    ASSERT_TRUE(Eventually([&] { return FiguresOf(*worker, "store-0").state == "up"; }));
+    EXPECT_GE(RealClock::Get().Now() - failed, pause) << flap;
+    EXPECT_EQ(static_cast<int>(FiguresOf(*worker, "store-0").sessions_opened), sessions);
+  }
+  EXPECT_EQ(FiguresOf(*worker, "store-0").breaker_opened, 5u);
+}
+
+TEST_P(TierFailureTest, F14_NoStoreReachable_ReserveSaysWhyAndWriteBackGoesOn) {
   StartStores(2);
   auto worker = StartConnected("decode-0", FastOptions());
   const HeldTicket ticket = NewTicket(View());

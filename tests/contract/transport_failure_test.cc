@@ -1,7 +1,10 @@
 // What every transport does when a peer stops, dies or goes away.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <fstream>
 #include <thread>
 
 #include "tests/contract/transport_fixture.h"
@@ -13,7 +16,7 @@ using TransportFailureTest = TransportTest;
 INSTANTIATE_TEST_SUITE_P(All, TransportFailureTest,
                          testing::Values(Backend::kLoopback, Backend::kShm, Backend::kUcx), NameOf);
 
-TEST_P(TransportFailureTest, StoppedPeer_BurstsEndByTheirDeadlineAndChannelCloses) {
+TEST_P(TransportFailureTest, F2_StoppedPeer_BurstsEndByTheirDeadlineAndChannelCloses) {
   StartVictim(16);
   victim_->Stop();
   TestBurst push(16, 30, kSlot);
@@ -49,7 +52,7 @@ TEST_P(TransportFailureTest, StoppedPeer_BurstsEndByTheirDeadlineAndChannelClose
   for (uint32_t i = 0; i < 16; ++i) EXPECT_TRUE(again.Matches(i, i, 1));
 }
 
-TEST_P(TransportFailureTest, KilledPeer_MidBurst_EveryBurstEndsSoon) {
+TEST_P(TransportFailureTest, F2_KilledPeer_MidBurst_EveryBurstEndsSoon) {
   for (int round = 0; round < 3; ++round) {
     handles_.clear();
     channel_.reset();
@@ -87,7 +90,7 @@ TEST_P(TransportFailureTest, KilledPeer_MidBurst_EveryBurstEndsSoon) {
   }
 }
 
-TEST_P(TransportFailureTest, StoppedClient_OthersAreServedAndItsPinsComeBack) {
+TEST_P(TransportFailureTest, F2_StoppedClient_OthersAreServedAndItsPinsComeBack) {
   if (GetParam() == Backend::kLoopback) GTEST_SKIP() << "loopback has no client process";
   StartHere(64);
   std::string first;
@@ -105,6 +108,90 @@ TEST_P(TransportFailureTest, StoppedClient_OthersAreServedAndItsPinsComeBack) {
   client.Signal(SIGKILL);
   const absl::Time end = In(kPatience);
   while (resolver_->attached() > 1 && RealClock::Get().Now() < end) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(resolver_->attached(), 1);
+  EXPECT_EQ(resolver_->in_flight(), 0);
+}
+
+TEST_P(TransportFailureTest, F2_OnePeerStoppedMidBurst_TheOtherPeersTrafficIsUnaffected) {
+  StartVictim(16);
+  auto resolver = MakeResolver(16);
+  std::vector<uint64_t> handles;
+  for (uint32_t i = 0; i < 16; ++i) handles.push_back(resolver->Seal(i));
+  auto server = StartServer(GetParam(), *resolver);
+  auto healthy = transport_->Connect(server->Address(), TestToken(), In(kPatience));
+  ASSERT_TRUE(healthy.ok()) << healthy.status();
+  TestBurst stuck(512, 30, kSlot);
+  for (uint32_t i = 0; i < 512; ++i) {
+    stuck.SetPiece(i, handles_[i % 16], 0);
+    stuck.FillSources(i, i % 16, 1);
+  }
+  const absl::Duration kAllowed = absl::Seconds(2);
+  ASSERT_TRUE(stuck.Push(*channel_, In(kAllowed), PushChecksums::kNone).ok());
+  victim_->Stop();
+  const absl::Time start = RealClock::Get().Now();
+  int served = 0;
+  absl::Duration slowest;
+  while (!stuck.done() && RealClock::Get().Now() - start < kPatience) {
+    TestBurst burst(16, 30, kSlot);
+    for (uint32_t i = 0; i < 16; ++i) burst.SetPiece(i, handles[i], 0);
+    const absl::Time asked = RealClock::Get().Now();
+    ASSERT_TRUE(burst.Pull(**healthy, In(kPatience)).ok());
+    ASSERT_EQ(burst.Await().pieces_ok, 16u);
+    slowest = std::max(slowest, RealClock::Get().Now() - asked);
+    ++served;
+  }
+  const absl::Status ended = stuck.Await().status;
+  EXPECT_TRUE(ended.ok() || absl::IsDeadlineExceeded(ended)) << ended;
+  EXPECT_LT(RealClock::Get().Now() - start, kAllowed + absl::Seconds(10));
+  EXPECT_GT(served, 10);
+  EXPECT_LT(slowest, kAllowed);
+  healthy->reset();
+}
+
+// Readers that stop in the middle of large pulls: what the store holds for them is bounded by their
+// credits, however much they asked for.
+TEST_P(TransportFailureTest, SlowReaders_MakeTheStoreHoldNoMoreThanTheirCredits) {
+  if (GetParam() != Backend::kUcx) GTEST_SKIP() << "only ucx sends: others read the arena itself";
+  constexpr int kReaders = 4;
+  StartHere(64);
+  const auto resident_bytes = [] {
+    std::ifstream statm("/proc/self/statm");
+    uint64_t total = 0;
+    uint64_t resident = 0;
+    statm >> total >> resident;
+    return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  };
+  const auto serve = [&] {
+    TestBurst burst(64, 30, kSlot);
+    for (uint32_t i = 0; i < 64; ++i) burst.SetPiece(i, handles_[i], 0);
+    ASSERT_TRUE(burst.Pull(*channel_, In(kPatience)).ok());
+    ASSERT_EQ(burst.Await().pieces_ok, 64u);
+  };
+  serve();
+  const uint64_t before = resident_bytes();
+  std::vector<std::unique_ptr<Child>> readers;
+  for (int i = 0; i < kReaders; ++i) {
+    std::string first;
+    readers.push_back(std::make_unique<Child>(
+        std::vector<std::string>{"--client", "ucx", server_->Address(), "64"}, &first));
+    ASSERT_EQ(first, "pulling");
+    readers.back()->Signal(SIGSTOP);
+  }
+  for (int round = 0; round < 20; ++round) {
+    ASSERT_NO_FATAL_FAILURE(serve());
+    // One message of each may be prepared beyond those in flight; this channel's own are done.
+    const int bound = (kReaders + 1) * (kMessagesInFlightMax + 1) * kMessagePiecesMax;
+    EXPECT_LE(resolver_->in_flight(), bound);
+  }
+  const uint64_t grown = resident_bytes() - std::min(before, resident_bytes());
+  // What the transport keeps for them, and buffers of its own for each.
+  EXPECT_LE(grown, kReaders * (2 * kChannelBytesInFlightMax + 8 * kMiB));
+  readers.clear();
+  const absl::Time end = In(kPatience);
+  while ((resolver_->attached() > 1 || resolver_->in_flight() > 0) &&
+         RealClock::Get().Now() < end) {
     std::this_thread::yield();
   }
   EXPECT_EQ(resolver_->attached(), 1);

@@ -165,11 +165,15 @@ std::unique_ptr<Victim> Victim::Start(Backend backend, uint32_t records) {
   return std::make_unique<ProcessVictim>(backend, records);
 }
 
-Child::Child(std::vector<std::string> arguments, std::string* first_line) {
+Child::Child(std::vector<std::string> arguments, std::string* first_line,
+             std::vector<std::string> through) {
   int ends[2];
   KVT_CHECK(pipe2(ends, O_CLOEXEC) == 0);
   std::vector<char*> argv;
-  std::string self = "/proc/self/exe";
+  char path[4096] = {};
+  KVT_CHECK(readlink("/proc/self/exe", path, sizeof(path) - 1) > 0);
+  std::string self = path;
+  for (std::string& word : through) argv.push_back(word.data());
   argv.push_back(self.data());
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
@@ -180,7 +184,7 @@ Child::Child(std::vector<std::string> arguments, std::string* first_line) {
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1);
     (void)dup2(ends[1], STDOUT_FILENO);
-    execv(self.c_str(), argv.data());
+    execv(argv[0], argv.data());
     _exit(127);
   }
   close(ends[1]);
@@ -211,6 +215,30 @@ std::string Child::ReadLine() {
   char c = 0;
   while (read(out_, &c, 1) == 1 && c != '\n') line.push_back(c);
   return line;
+}
+
+std::unique_ptr<Transport> MakeUcxTransportOver(const std::string& device) {
+  UcxOptions options = TestUcxOptions();
+  options.net_devices = device;
+  auto transport = MakeUcxTransport(options);
+  KVT_CHECK(transport.ok(), transport.status().ToString());
+  return std::move(*transport);
+}
+
+int ServeAtMain(const UcxPlace& place, uint32_t records) {
+  auto resolver = MakeResolver(records);
+  for (uint32_t i = 0; i < records; ++i) (void)resolver->Seal(i);
+  UcxServerOptions options;
+  options.ucx = TestUcxOptions();
+  options.ucx.net_devices = place.device;
+  options.host = place.host;
+  auto server = StartUcxServer(
+      options, absl::MakeSpan(resolver->arena().mutable_data(), resolver->arena().size()),
+      *resolver);
+  KVT_CHECK(server.ok(), server.status().ToString());
+  std::printf("%s\n", (*server)->Address().c_str());
+  std::fflush(stdout);
+  while (true) pause();  // until killed
 }
 
 int ServeMain(Backend backend, uint32_t records) {

@@ -28,6 +28,7 @@ std::unique_ptr<ArenaResolver> MakeResolver(uint32_t records);
 
 // `versions`: what that end claims to speak.
 std::unique_ptr<Transport> MakeTransport(Backend backend, TransportVersions versions = {});
+std::unique_ptr<Transport> MakeUcxTransportOver(const std::string& device);
 std::unique_ptr<TransportServer> StartServer(Backend backend, ArenaResolver& resolver,
                                              TransportVersions versions = {});
 
@@ -50,8 +51,10 @@ class Victim {
 // A child process: this program with other arguments. Killed and reaped at its end.
 class Child {
  public:
-  // Starts it and reads one line of its output.
-  Child(std::vector<std::string> arguments, std::string* first_line);
+  // Starts it and reads one line of its output. `through`: a program, by its full path, and
+  // arguments that execute the rest of their command line.
+  Child(std::vector<std::string> arguments, std::string* first_line,
+        std::vector<std::string> through = {});
   ~Child();
   void Signal(int signal);
   // Reads another line; empty when the child is gone.
@@ -62,8 +65,15 @@ class Child {
   int out_ = -1;
 };
 
+// Where a UCX server listens, and over which device.
+struct UcxPlace {
+  std::string host = "127.0.0.1";
+  std::string device = "lo";
+};
+
 // Entry points of the children; return the exit status.
 int ServeMain(Backend backend, uint32_t records);
+int ServeAtMain(const UcxPlace& place, uint32_t records);
 int ClientMain(Backend backend, const std::string& address, uint32_t records);
 
 // One pull or push with all its memory. Await before destruction.

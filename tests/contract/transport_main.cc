@@ -18,6 +18,9 @@ int main(int argc, char** argv) {
   if (argc == 5 && std::strcmp(argv[1], "--client") == 0 && absl::SimpleAtoi(argv[4], &records)) {
     return kvt::ClientMain(backend(argv[2]), argv[3], records);
   }
+  if (argc == 5 && std::strcmp(argv[1], "--serve-at") == 0 && absl::SimpleAtoi(argv[4], &records)) {
+    return kvt::ServeAtMain({argv[2], argv[3]}, records);
+  }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -344,6 +344,39 @@ TEST_F(UcxMalformedTest, AttachedClient_LyingMessages_ClosesThatConnection) {
   ExpectOnlyTheGoodOneLeft();
 }
 
+// A peer that asks for more than its credits is cut off: what waits for it at the store is bounded.
+TEST_F(UcxMalformedTest, MorePullsThanAgreed_ClosesThatConnection) {
+  RawUcxPeer peer(server_->Address());
+  UcxHeader header = Header(UcxMessageType::kPull, peer.Attach());
+  header.count = kRequestPiecesMax;
+  std::vector<std::byte> payload;
+  for (uint32_t i = 0; i < header.count; ++i) {
+    const std::vector<std::byte> piece = BytesOf(GoodPiece());
+    payload.insert(payload.end(), piece.begin(), piece.end());
+  }
+  for (uint32_t i = 0; i < 5 * kRequestsInFlightMax; ++i) {
+    header.request = i;
+    peer.Send(header, payload);
+  }
+  EXPECT_TRUE(peer.AwaitClosed());
+  ExpectServerWell();
+  ExpectOnlyTheGoodOneLeft();
+}
+
+TEST(UcxErrors, RegistrationThatFails_NamesSizeCauseAndRemedy) {
+  for (const ucs_status_t status : {UCS_ERR_NO_MEMORY, UCS_ERR_IO_ERROR, UCS_ERR_UNSUPPORTED,
+                                    UCS_ERR_INVALID_ADDR, UCS_ERR_EXCEEDS_LIMIT}) {
+    const absl::Status error = UcxRegistrationError(uint64_t{3} << 30, status);
+    EXPECT_FALSE(error.ok());
+    EXPECT_NE(error.message().find("3"), std::string::npos) << error;
+    EXPECT_NE(error.message().find(ucs_status_string(status)), std::string::npos) << error;
+    const bool limit = status == UCS_ERR_NO_MEMORY;
+    EXPECT_NE(error.message().find(limit ? "ulimit -l" : "kvtide doctor"), std::string::npos)
+        << error;
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(UcxRegistrationError(1, UCS_ERR_NO_MEMORY)));
+}
+
 TEST_F(UcxMalformedTest, RandomMessages_NeverCrash) {
   constexpr uint64_t kSeed = 20261129;
   SCOPED_TRACE(kSeed);
