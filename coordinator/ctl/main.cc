@@ -80,9 +80,9 @@ CLI::App* AddGenerate(CLI::App& app, GenerateOptions* options) {
   return command;
 }
 
-// Becomes kvtide-run, which stands beside this program.
-int ExecRun(const Cli& cli, const std::vector<std::string>& arguments) {
-  const std::string program = ProgramFolder() + "/kvtide-run";
+// Becomes kvtide-`tool`, which stands beside this program.
+int ExecTool(const Cli& cli, const std::string& tool, const std::vector<std::string>& arguments) {
+  const std::string program = ProgramFolder() + "/kvtide-" + tool;
   std::vector<char*> argv = {const_cast<char*>(program.c_str())};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
@@ -154,6 +154,8 @@ void AddCommands(CLI::App& app, Commands* all) {
       ->capture_default_str();
   all->generate = AddGenerate(app, &all->generate_options);
   app.add_subcommand("run", "Run the model in this process, without a cluster (kvtide run --help)");
+  app.add_subcommand("calibrate",
+                     "Find the selecting heads of a model (kvtide calibrate --help)");
 }
 
 int Dispatch(Commands& all) {
@@ -185,9 +187,11 @@ int Dispatch(Commands& all) {
 }
 
 int Main(int argc, char** argv) {
-  // Everything behind `run` is kvtide-run's.
-  if (argc >= 2 && std::strcmp(argv[1], "run") == 0) {
-    return ExecRun(Cli{}, std::vector<std::string>(argv + 2, argv + argc));
+  // Everything behind `run` is kvtide-run's, and likewise `calibrate`.
+  for (const char* tool : {"run", "calibrate"}) {
+    if (argc >= 2 && std::strcmp(argv[1], tool) == 0) {
+      return ExecTool(Cli{}, tool, std::vector<std::string>(argv + 2, argv + argc));
+    }
   }
   CLI::App app{"kvtide: a multi-node KV tier for long-context language models"};
   app.footer(kFooter);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numeric>
 
 #include "kernels/base/check.h"
 #include "kernels/base/limits.h"
@@ -51,6 +52,19 @@ void Captured::Add(const Captured& other) {
 Captured Captured::Mean() const {
   if (rows == 0) return {};
   return {mass / rows, kl / rows, rows};
+}
+
+std::vector<int32_t> TopBlocks(absl::Span<const float> scores, int count) {
+  std::vector<int32_t> order(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto kept = static_cast<ptrdiff_t>(std::min(scores.size(), static_cast<size_t>(count)));
+  std::nth_element(order.begin(), order.begin() + kept, order.end(), [&](int32_t a, int32_t b) {
+    const float x = scores[static_cast<size_t>(a)], y = scores[static_cast<size_t>(b)];
+    return x > y || (x == y && a < b);
+  });
+  order.resize(static_cast<size_t>(kept));
+  std::sort(order.begin(), order.end());
+  return order;
 }
 
 MiddleBlocks MiddleOf(int position) {

@@ -2,6 +2,7 @@
 // and depends on the query, and how much of it a set of blocks captures. Pure; thread-safe.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -44,6 +45,10 @@ struct MiddleBlocks {
   [[nodiscard]] int count() const { return end - first; }
 };
 [[nodiscard]] MiddleBlocks MiddleOf(int position);
+
+// Indices of the `count` largest scores (all, when there are fewer), ascending; of equal scores the
+// lower index. Scores are numbers.
+[[nodiscard]] std::vector<int32_t> TopBlocks(absl::Span<const float> scores, int count);
 
 inline constexpr int kSinkTokens = 16;
 inline constexpr int kRecentTokens = 128;

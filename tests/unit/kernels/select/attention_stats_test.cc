@@ -44,6 +44,13 @@ TEST(Captured, Mean_OfMassAndOfItsLog) {
   EXPECT_EQ(Captured().Mean().rows, 0);
 }
 
+TEST(TopBlocks, LargestAscending_LowerIndexOfEqualOnes) {
+  const std::vector<float> scores = {0.1f, 0.5f, 0.5f, 0.2f, 0.5f};
+  EXPECT_EQ(TopBlocks(scores, 2), (std::vector<int32_t>{1, 2}));
+  EXPECT_EQ(TopBlocks(scores, 9), (std::vector<int32_t>{0, 1, 2, 3, 4}));
+  EXPECT_TRUE(TopBlocks(scores, 0).empty());
+}
+
 TEST(SelectedBlocks, SinkRecentAndSelected_StayWithinTheBudget) {
   for (int position = 0; position < 3000; ++position) {
     const MiddleBlocks middle = MiddleOf(position);

@@ -1,0 +1,128 @@
+#include "kernels/model/digest_selector.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "kernels/model/model_config.h"
+#include "kernels/ops.h"
+#include "kernels/select/attention_stats.h"
+
+namespace kvt {
+
+absl::StatusOr<std::unique_ptr<DigestSelector>> DigestSelector::Create(
+    TextRun& run, int bits, std::vector<std::vector<CalibrationHead>> layers) {
+  const Transformer& transformer = run.transformer();
+  const Geometry& geometry = transformer.geometry();
+  Device& device = transformer.device();
+  KVT_CHECK(static_cast<int>(layers.size()) == geometry.layers, "layers=", layers.size());
+  auto selector = std::unique_ptr<DigestSelector>(new DigestSelector(run));
+  selector->bits_ = bits;
+  selector->blocks_ = run.cache().options().blocks_per_row;
+  const auto blocks = static_cast<size_t>(selector->blocks_);
+  const auto dim = static_cast<size_t>(geometry.head_dim);
+  size_t count = 0, heads_max = 1;
+  for (const auto& heads : layers) {
+    count += heads.size();
+    heads_max = std::max(heads_max, heads.size());
+  }
+  KVT_ASSIGN_OR_RETURN(selector->channels_,
+                       device.Allocate(std::max<size_t>(count, 1) * 2 * dim * sizeof(float)));
+  float* next = selector->channels_.as<float>();
+  for (const auto& heads : layers) {
+    std::vector<DigestHead>& out = selector->heads_.emplace_back();
+    for (const CalibrationHead& head : heads) {
+      KVT_CHECK(head.offset.size() == dim && head.scale.size() == dim);
+      run.stream().WriteToDevice(next, head.offset.data(), dim * sizeof(float));
+      run.stream().WriteToDevice(next + dim, head.scale.data(), dim * sizeof(float));
+      out.push_back({head.kv_head, next, next + dim});
+      next += 2 * dim;
+    }
+    const size_t bytes = blocks * heads.size() * DigestHeadBytes(geometry.head_dim, bits);
+    KVT_ASSIGN_OR_RETURN(DeviceBuffer digests, device.Allocate(std::max<size_t>(bytes, 64)));
+    selector->digests_.push_back(std::move(digests));
+  }
+  const size_t rows = kSparseRowsMax;
+  KVT_ASSIGN_OR_RETURN(selector->scores_, device.Allocate(rows * blocks * sizeof(float)));
+  KVT_ASSIGN_OR_RETURN(selector->selected_, device.Allocate(rows * blocks * sizeof(int32_t)));
+  const int queries = static_cast<int>(heads_max) * transformer.config().GroupSize();
+  const size_t workspace = std::max(
+      device.ops().ScoreWorkspaceBytes(queries, kSparseRowsMax, selector->blocks_),
+      device.ops().SelectWorkspaceBytes(kSparseRowsMax, selector->blocks_));
+  KVT_ASSIGN_OR_RETURN(selector->workspace_, device.Allocate(workspace));
+  selector->score_segments_.reserve(rows);
+  selector->select_segments_.reserve(rows);
+  KVT_RETURN_IF_ERROR(run.Wait());
+  return selector;
+}
+
+DigestSpec DigestSelector::Spec(int layer) const {
+  return {bits_, heads_[static_cast<size_t>(layer)]};
+}
+
+absl::Status DigestSelector::MakeDigests(int layer, int first, int end) {
+  if (first >= end || dense(layer)) return absl::OkStatus();
+  MakeDigestArgs args;
+  args.geometry = run_.cache().geometry();
+  args.spec = Spec(layer);
+  args.slots = run_.cache().slots();
+  args.blocks = run_.Table(layer) + first;
+  args.count = end - first;
+  args.digests = digests_[static_cast<size_t>(layer)].as<uint8_t>() +
+                 static_cast<size_t>(first) * args.spec.Bytes(args.geometry.head_dim);
+  run_.transformer().device().ops().MakeDigest(run_.stream(), args);
+  return run_.Wait();
+}
+
+absl::StatusOr<std::vector<absl::Span<const float>>> DigestSelector::Score(
+    int layer, absl::Span<const int> positions, const float* q, int q_stride) {
+  KVT_CHECK(!dense(layer) && positions.size() <= static_cast<size_t>(kSparseRowsMax));
+  score_segments_.clear();
+  std::vector<absl::Span<const float>> scores;
+  for (size_t r = 0; r < positions.size(); ++r) {
+    const MiddleBlocks middle = MiddleOf(positions[r]);
+    float* row = scores_.as<float>() + r * static_cast<size_t>(blocks_);
+    score_segments_.push_back({nullptr, static_cast<uint32_t>(middle.first), middle.count(),
+                               static_cast<int>(r), row});
+    scores.emplace_back(row, static_cast<size_t>(middle.count()));
+  }
+  ScoreBlocksArgs args;
+  args.geometry = run_.cache().geometry();
+  args.spec = Spec(layer);
+  args.query_heads = run_.transformer().config().heads;
+  args.scale = 1.0f / std::sqrt(static_cast<float>(args.geometry.head_dim));
+  args.q = q;
+  args.q_stride = q_stride;
+  args.digests = digests_[static_cast<size_t>(layer)].as<uint8_t>();
+  args.segments = score_segments_;
+  run_.transformer().device().ops().ScoreBlocks(run_.stream(), args, workspace_.data(),
+                                                workspace_.bytes());
+  KVT_RETURN_IF_ERROR(run_.Wait());
+  return scores;
+}
+
+absl::StatusOr<std::vector<std::vector<int32_t>>> DigestSelector::Select(
+    int layer, absl::Span<const int> positions, const float* q, int q_stride, int budget_tokens) {
+  KVT_ASSIGN_OR_RETURN(const std::vector<absl::Span<const float>> scores,
+                       Score(layer, positions, q, q_stride));
+  select_segments_.clear();
+  for (size_t r = 0; r < positions.size(); ++r) {
+    select_segments_.push_back({scores[r].data(), static_cast<int>(scores[r].size()),
+                                SelectedBlocks(budget_tokens, positions[r]),
+                                selected_.as<int32_t>() + r * static_cast<size_t>(blocks_)});
+  }
+  run_.transformer().device().ops().SelectTopBlocks(
+      run_.stream(), {select_segments_, blocks_}, workspace_.data(), workspace_.bytes());
+  KVT_RETURN_IF_ERROR(run_.Wait());
+  std::vector<std::vector<int32_t>> selected;
+  for (size_t r = 0; r < positions.size(); ++r) {
+    const SelectSegment& segment = select_segments_[r];
+    std::vector<int32_t>& row = selected.emplace_back(
+        segment.selected, segment.selected + std::min(segment.count, segment.blocks));
+    for (int32_t& block : row) block += MiddleOf(positions[r]).first;
+  }
+  return selected;
+}
+
+}  // namespace kvt

@@ -1,0 +1,495 @@
+// quality_bench: what sparse attention costs. A text is computed densely up to its last positions;
+// those are decoded teacher-forced, sparse, with each way of choosing blocks and at each budget, and
+// compared with full attention: perplexity, KL of the next token, agreement of its arg-max. Then
+// needles in long texts: is the answer still the arg-max, token by token? The question is decoded
+// sparsely too. Then misses of the hot set on the recorded selections, and selection's share of a
+// decode step.
+//
+//   quality_bench MODEL --calibration FILE --every-head FILE --text FILE... --json FILE [bounds]
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/clock.h"
+#include "kernels/cpu/cpu_device.h"
+#include "kernels/model/model_config.h"
+#include "kernels/model/text_run.h"
+#include "kernels/model/tokenizer.h"
+#include "kernels/select/attention_stats.h"
+#include "kernels/select/hot_set.h"
+#include "tests/bench/quality_needles.h"
+#include "tests/bench/quality_policies.h"
+
+namespace kvt {
+namespace {
+
+constexpr int kMissBudget = 1024;
+constexpr uint64_t kSeed = 20261129;
+
+struct Flags {
+  std::string model, calibration, every_head, json;
+  std::vector<std::string> texts;
+  std::vector<std::string> extra;  // NAME=CALIBRATION
+  std::vector<int> budgets = {256, 512, 1024, 2048};
+  std::vector<std::string> policies;
+  int context = 7500, positions = 256;
+  int needle_texts = 5, needles_each = 8, single_needles = 8, needle_tokens = 6000;
+  int threads = 0;
+  double minutes = 10;
+};
+
+struct Rows {
+  nlohmann::json rows = nlohmann::json::array();
+  void Add(const std::string& name, double value, const char* unit) {
+    rows.push_back({{"name", name}, {"value", value}, {"unit", unit}});
+  }
+};
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  KVT_CHECK(in.good(), path, ": cannot be read");
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+Calibration ReadCalibration(const std::string& path) {
+  auto calibration = Calibration::Parse(ReadFile(path), path);
+  KVT_CHECK(calibration.ok(), calibration.status().ToString());
+  return std::move(calibration).value();
+}
+
+// log softmax of a row, in place.
+void LogSoftmax(absl::Span<float> row) {
+  const float max = *std::max_element(row.begin(), row.end());
+  double sum = 0;
+  for (const float x : row) sum += std::exp(x - max);
+  const float log = max + static_cast<float>(std::log(sum));
+  for (float& x : row) x -= log;
+}
+size_t ArgMax(absl::Span<const float> row) {
+  return static_cast<size_t>(std::max_element(row.begin(), row.end()) - row.begin());
+}
+
+// Of one policy and budget, over all texts.
+struct Quality {
+  double nll = 0, kl = 0, nll_rise_squares = 0;
+  int agree = 0, positions = 0;
+  int found = 0, needles = 0;
+  double answer_logprob = 0;
+};
+
+class QualityBench {
+ public:
+  explicit QualityBench(Flags flags) : flags_(std::move(flags)) {}
+  void Run();
+
+ private:
+  void Load();
+  void ReadTexts();
+  bool Out(const char* what);
+  // Budgets at which a policy differs.
+  std::vector<int> Budgets(const PolicyKind& kind) const;
+  std::vector<float> DecodeAll(TextRun& run, Policy& policy, const std::vector<int32_t>& tokens,
+                               int first, int rows, int budget,
+                               std::map<int, SelectionTrace>* trace);
+  void Perplexity(const std::vector<int32_t>& tokens);
+  void Needles(const NeedleText& text);
+  void Misses();
+  void SelectShare();
+  void Report();
+  std::string Key(const PolicyKind& kind, int budget) const {
+    return absl::StrCat(kind.name, kind.name.empty() ? "" : "_", budget);
+  }
+
+  const Flags flags_;
+  absl::Time start_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Transformer> model_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  Calibration calibration_, every_head_;
+  std::vector<std::unique_ptr<Calibration>> extra_;
+  std::vector<PolicyKind> kinds_;
+  std::vector<std::vector<int32_t>> texts_;
+  std::map<std::string, Quality> quality_;  // by Key
+  std::vector<std::map<int, SelectionTrace>> traces_;  // [text]: layer -> steps
+  Rows rows_;
+};
+
+void QualityBench::Load() {
+  CpuDeviceOptions options;
+  options.threads = flags_.threads;
+  options.profile = CpuProfile::kWall;
+  device_ = MakeCpuDevice(options).value();
+  auto model = Transformer::Load(flags_.model, *device_, {});
+  KVT_CHECK(model.ok(), model.status().ToString());
+  model_ = std::move(model).value();
+  tokenizer_ = Tokenizer::Load(flags_.model).value();
+  calibration_ = ReadCalibration(flags_.calibration);
+  every_head_ = ReadCalibration(flags_.every_head);
+  KVT_CHECK(calibration_.geometry == model_->geometry() && every_head_.geometry == model_->geometry());
+  std::vector<int> mam, least, best;
+  for (const CalibrationLayer& layer : calibration_.layers) {
+    mam.push_back(layer.mam_head);
+    least.push_back(layer.least_head);
+    best.push_back(layer.best);
+  }
+  using Way = PolicyKind::Way;
+  const std::vector<PolicyKind> all = {{"full", Way::kFull, nullptr, {}},
+                                       {"", Way::kDigests, &calibration_, {}},
+                                       {"headwise", Way::kHeadwise, &every_head_, {}},
+                                       {"mam", Way::kCentres, nullptr, mam},
+                                       {"reversed", Way::kOneHead, &every_head_, least},
+                                       {"window", Way::kWindow, nullptr, {}},
+                                       {"one", Way::kOneHead, &every_head_, best},
+                                       {"mam_keys", Way::kOneHead, &every_head_, mam},
+                                       {"all", Way::kDigests, &every_head_, {}},
+                                       {"centres", Way::kCentres, nullptr, best},
+                                       {"bounds", Way::kBounds, nullptr, best}};
+  for (const PolicyKind& kind : all) {
+    const std::string name = kind.name.empty() ? "set" : kind.name;
+    const auto& wanted = flags_.policies;
+    if (kind.way == Way::kFull || std::find(wanted.begin(), wanted.end(), name) != wanted.end()) {
+      kinds_.push_back(kind);
+    }
+  }
+  for (const std::string& extra : flags_.extra) {
+    const size_t at = extra.find('=');
+    KVT_CHECK(at != std::string::npos, extra, ": expected NAME=CALIBRATION");
+    extra_.push_back(std::make_unique<Calibration>(ReadCalibration(extra.substr(at + 1))));
+    kinds_.push_back({extra.substr(0, at), Way::kDigests, extra_.back().get(), {}});
+    rows_.Add(extra.substr(0, at) + "_digest_bytes_pct", 100 * extra_.back()->DigestBytesShare(), "%");
+  }
+}
+
+void QualityBench::ReadTexts() {
+  for (const std::string& path : flags_.texts) {
+    auto ids = tokenizer_->Encode(ReadFile(path), SpecialTokens::kAsText);
+    KVT_CHECK(ids.ok(), path, ": ", ids.status().ToString());
+    KVT_CHECK(static_cast<int>(ids->size()) > flags_.context + flags_.positions, path, " has ",
+              ids->size(), " tokens");
+    texts_.push_back(std::move(ids).value());
+  }
+}
+
+bool QualityBench::Out(const char* what) {
+  const double minutes = absl::ToDoubleMinutes(RealClock::Get().Now() - start_);
+  if (minutes < flags_.minutes) return false;
+  std::fprintf(stderr, "quality_bench: %.1f minutes: no more %s\n", minutes, what);
+  return true;
+}
+
+std::vector<int> QualityBench::Budgets(const PolicyKind& kind) const {
+  using Way = PolicyKind::Way;
+  if (kind.way == Way::kFull || kind.way == Way::kWindow) return {0};
+  return flags_.budgets;
+}
+
+std::vector<float> QualityBench::DecodeAll(TextRun& run, Policy& policy,
+                                           const std::vector<int32_t>& tokens, int first, int rows,
+                                           int budget, std::map<int, SelectionTrace>* trace) {
+  std::vector<float> logits;
+  // The rows' own blocks belong to this policy: digests of completed ones are made anew.
+  int digested = first / kBlockTokens;
+  for (int at = 0; at < rows; at += kSparseRowsMax) {
+    const int n = std::min(kSparseRowsMax, rows - at);
+    const int complete = (first + at) / kBlockTokens;
+    policy.Refresh(digested, complete);
+    digested = complete;
+    auto part = run.Decode(
+        absl::MakeConstSpan(tokens).subspan(static_cast<size_t>(first + at), static_cast<size_t>(n)),
+        first + at, [&](int layer, int position, const LayerActivations& a) {
+          RowSelections selections = policy.Select(layer, position, a, budget);
+          if (trace != nullptr && !selections.full) {
+            SelectionTrace& steps = (*trace)[layer];
+            steps.insert(steps.end(), selections.blocks.begin(), selections.blocks.end());
+          }
+          return selections;
+        });
+    KVT_CHECK(part.ok(), part.status().ToString());
+    logits.insert(logits.end(), part->begin(), part->end());
+  }
+  return logits;
+}
+
+void QualityBench::Perplexity(const std::vector<int32_t>& tokens) {
+  const int first = flags_.context, rows = flags_.positions;
+  const auto vocab = static_cast<size_t>(model_->config().vocab);
+  auto run = TextRun::Create(*model_, first + rows).value();
+  absl::Status status = run->Prefill(absl::MakeConstSpan(tokens).first(static_cast<size_t>(first)), 0,
+                                     nullptr);
+  KVT_CHECK(status.ok(), status.ToString());
+  std::vector<float> full;
+  for (const PolicyKind& kind : kinds_) {
+    const auto policy = MakePolicy(kind, *run);
+    policy->Refresh(0, first / kBlockTokens);
+    for (const int budget : Budgets(kind)) {
+      const bool record = kind.name.empty() && budget == kMissBudget;
+      if (record) traces_.emplace_back();
+      std::vector<float> logits = DecodeAll(*run, *policy, tokens, first, rows, budget,
+                                            record ? &traces_.back() : nullptr);
+      Quality& q = quality_[Key(kind, budget)];
+      for (int r = 0; r < rows; ++r) {
+        const absl::Span<float> row = absl::MakeSpan(logits).subspan(static_cast<size_t>(r) * vocab,
+                                                                     vocab);
+        LogSoftmax(row);
+        const auto target = static_cast<size_t>(tokens[static_cast<size_t>(first + r + 1)]);
+        const float* want = full.empty() ? row.data() : full.data() + static_cast<size_t>(r) * vocab;
+        double kl = 0;
+        for (size_t v = 0; v < vocab; ++v) kl += std::exp(want[v]) * (want[v] - row[v]);
+        const double rise = want[target] - row[target];
+        q.nll -= row[target];
+        q.nll_rise_squares += rise * rise;
+        q.kl += kl;
+        q.agree += ArgMax(row) == ArgMax({want, vocab});
+        ++q.positions;
+      }
+      if (full.empty()) full = std::move(logits);
+    }
+    std::fprintf(stderr, "  %s\n", kind.name.empty() ? "set" : kind.name.c_str());
+  }
+}
+
+void QualityBench::Needles(const NeedleText& text) {
+  const int first = static_cast<int>(text.prefix.size());
+  const auto vocab = static_cast<size_t>(model_->config().vocab);
+  auto run = TextRun::Create(*model_, first + kSparseRowsMax).value();
+  const absl::Status status = run->Prefill(text.prefix, 0, nullptr);
+  KVT_CHECK(status.ok(), status.ToString());
+  for (const PolicyKind& kind : kinds_) {
+    const auto policy = MakePolicy(kind, *run);
+    policy->Refresh(0, first / kBlockTokens);
+    for (const int budget : Budgets(kind)) {
+      Quality& q = quality_[Key(kind, budget)];
+      for (const NeedleQuestion& question : text.questions) {
+        std::vector<int32_t> tokens = text.prefix;
+        tokens.insert(tokens.end(), question.tokens.begin(), question.tokens.end());
+        const int rows = static_cast<int>(question.tokens.size()) - 1;
+        std::vector<float> logits = DecodeAll(*run, *policy, tokens, first, rows, budget, nullptr);
+        bool found = true;
+        for (int i = rows - question.answer; i < rows; ++i) {
+          const absl::Span<float> row = absl::MakeSpan(logits).subspan(static_cast<size_t>(i) * vocab,
+                                                                       vocab);
+          const auto target = static_cast<size_t>(question.tokens[static_cast<size_t>(i) + 1]);
+          LogSoftmax(row);
+          q.answer_logprob += row[target];
+          found = found && ArgMax(row) == target;
+        }
+        q.found += found;
+        ++q.needles;
+      }
+    }
+  }
+}
+
+// The hot sets of all layers together, at `times` the selection: equal slots for every layer, and
+// divided by the calibration's miss curves, beside Belady.
+void QualityBench::Misses() {
+  for (const int times : {1, 2}) {
+    double selected = 0, equal = 0, divided = 0, belady = 0, belady_divided = 0;
+    std::vector<double> by_step;
+    std::map<int, double> by_layer;
+    for (const auto& trace : traces_) {
+      int most = 0;
+      std::vector<MissCurve> curves;
+      for (const auto& [layer, steps] : trace) {
+        for (const auto& step : steps) most = std::max(most, static_cast<int>(step.size()));
+        curves.push_back({calibration_.layers[static_cast<size_t>(layer)].misses});
+      }
+      const CalibrationLayer& any =
+          calibration_.layers[static_cast<size_t>(trace.begin()->first)];
+      const int capacity = times * most;
+      const int least = std::max(most, any.miss_least);
+      const std::vector<int> slots =
+          DivideSlots(curves, least, any.miss_step,
+                      std::max(capacity, least) * static_cast<int>(curves.size()));
+      size_t index = 0;
+      std::vector<double> steps_misses(trace.begin()->second.size() - 1);
+      for (const auto& [layer, steps] : trace) {
+        for (size_t s = 1; s < steps.size(); ++s) selected += static_cast<double>(steps[s].size());
+        const auto sum = [](const std::vector<int>& v) {
+          return static_cast<double>(std::accumulate(v.begin(), v.end(), 0));
+        };
+        const double missed = sum(HotSetMisses(steps, capacity));
+        equal += missed;
+        by_layer[layer] += missed;
+        belady += sum(BeladyMisses(steps, capacity));
+        const std::vector<int> misses = HotSetMisses(steps, slots[index]);
+        divided += sum(misses);
+        belady_divided += sum(BeladyMisses(steps, slots[index]));
+        for (size_t s = 0; s < misses.size(); ++s) steps_misses[s] += misses[s];
+        ++index;
+      }
+      by_step.insert(by_step.end(), steps_misses.begin(), steps_misses.end());
+    }
+    if (selected == 0) return;
+    const std::string x = absl::StrCat("_", times, "x");
+    std::sort(by_step.begin(), by_step.end());
+    const double steps = static_cast<double>(by_step.size());
+    rows_.Add("miss_pct" + x, 100 * divided / selected, "%");
+    rows_.Add("miss_equal_pct" + x, 100 * equal / selected, "%");
+    rows_.Add("miss_belady_pct" + x, 100 * belady_divided / selected, "%");
+    rows_.Add("miss_belady_equal_pct" + x, 100 * belady / selected, "%");
+    rows_.Add("miss_vs_belady" + x, divided / belady_divided, "x");
+    rows_.Add("miss_p99_pct" + x,
+              100 * by_step[static_cast<size_t>(0.99 * (steps - 1))] * steps / selected, "%");
+    for (const auto& [layer, missed] : by_layer) {
+      rows_.Add(absl::StrCat("miss_equal_layer", layer, x),
+                100 * missed / (selected / static_cast<double>(by_layer.size())), "%");
+    }
+  }
+}
+
+// Digest, score and top blocks within single decode steps at the end of a text.
+void QualityBench::SelectShare() {
+  constexpr int kSteps = 24;
+  const int first = std::min(8000, static_cast<int>(texts_[0].size()) - kSteps - 1) / 16 * 16;
+  auto run = TextRun::Create(*model_, first + kSteps).value();
+  const absl::Status status =
+      run->Prefill(absl::MakeConstSpan(texts_[0]).first(static_cast<size_t>(first)), 0, nullptr);
+  KVT_CHECK(status.ok(), status.ToString());
+  const auto policy = MakePolicy({"", PolicyKind::Way::kDigests, &calibration_, {}}, *run);
+  policy->Refresh(0, first / kBlockTokens);
+  double sparse_select = 0;
+  for (const bool sparse : {true, false}) {
+    (void)TakeCpuProfile(*device_);
+    for (int s = 0; s < kSteps; ++s) {
+      const int position = first + s;
+      // The step that completes a block makes its digests.
+      if (sparse && position % kBlockTokens == 0) {
+        policy->Refresh(position / kBlockTokens - 1, position / kBlockTokens);
+      }
+      const auto logits = run->Decode({&texts_[0][static_cast<size_t>(position)], 1}, position,
+                                      [&](int layer, int at, const LayerActivations& a) {
+                                        if (!sparse) return RowSelections::Full();
+                                        return policy->Select(layer, at, a, 2048);
+                                      });
+      KVT_CHECK(logits.ok(), logits.status().ToString());
+    }
+    double select = 0, total = 0;
+    for (const CpuOpTime& op : TakeCpuProfile(*device_)) {
+      const double ms = absl::ToDoubleMilliseconds(op.time) / kSteps;
+      total += ms;
+      if (op.name == "digest" || op.name == "score" || op.name == "top_blocks") select += ms;
+    }
+    rows_.Add(sparse ? "sparse_step_ms" : "full_step_ms", total, "ms");
+    if (sparse) {
+      sparse_select = select;
+      rows_.Add("select_ms", select, "ms");
+      rows_.Add("select_share_pct", 100 * select / total, "%");
+    } else {
+      rows_.Add("select_share_of_full_step_pct", 100 * sparse_select / total, "%");
+    }
+  }
+}
+
+void QualityBench::Report() {
+  const Quality& full = quality_["full_0"];
+  if (full.needles > 0) {
+    rows_.Add("needles_total", full.needles, "");
+    rows_.Add("needles_full", full.found, "");
+  }
+  if (full.positions > 0) {
+    rows_.Add("ppl_full", std::exp(full.nll / full.positions), "");
+    rows_.Add("positions", full.positions, "");
+  }
+  rows_.Add("digest_bytes_pct", 100 * calibration_.DigestBytesShare(), "%");
+  for (const PolicyKind& kind : kinds_) {
+    const std::string prefix = kind.name.empty() ? "" : kind.name + "_";
+    for (const int budget : Budgets(kind)) {
+      const Quality& q = quality_[Key(kind, budget)];
+      const std::string suffix = budget > 0 ? absl::StrCat("_", budget) : "";
+      if (kind.name != "full" && q.positions > 0) {
+        const double n = q.positions;
+        const double rise = (q.nll - full.nll) / n;
+        const double error = std::sqrt(std::max(0.0, q.nll_rise_squares / n - rise * rise) / n);
+        rows_.Add(prefix + "ppl_rise_pct" + suffix, 100 * (std::exp(rise) - 1), "%");
+        rows_.Add(prefix + "ppl_rise_error_pct" + suffix, 100 * error, "%");
+        rows_.Add(prefix + "kl" + suffix, q.kl / n, "nats");
+        rows_.Add(prefix + "agree_pct" + suffix, 100 * q.agree / n, "%");
+      }
+      if (q.needles > 0) {
+        if (kind.name != "full") rows_.Add(prefix + "needles" + suffix, q.found, "");
+        // Wilson's interval, 95 %.
+        const double n = q.needles, p = q.found / n, z = 1.96;
+        const double centre = (p + z * z / (2 * n)) / (1 + z * z / n);
+        const double half = z * std::sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n);
+        rows_.Add(prefix + "needles_low" + suffix, n * (centre - half), "");
+        rows_.Add(prefix + "needles_high" + suffix, n * (centre + half), "");
+        rows_.Add(prefix + "needle_logprob" + suffix, q.answer_logprob / n, "nats");
+      }
+    }
+  }
+  std::ofstream(flags_.json) << nlohmann::json({{"rows", rows_.rows}}).dump(1) << "\n";
+}
+
+void QualityBench::Run() {
+  start_ = RealClock::Get().Now();
+  Load();
+  ReadTexts();
+  SelectShare();
+  for (size_t i = 0; i < texts_.size() && !Out("texts"); ++i) {
+    std::fprintf(stderr, "text %zu\n", i);
+    Perplexity(texts_[i]);
+  }
+  Misses();
+  int planted = 0;
+  for (int i = 0; i < flags_.needle_texts && !Out("needles"); ++i, ++planted) {
+    std::fprintf(stderr, "needles %d\n", i);
+    Needles(PlantNeedles(*tokenizer_, texts_[static_cast<size_t>(i) % texts_.size()],
+                         flags_.needle_tokens, flags_.needles_each, 0,
+                         kSeed + static_cast<uint64_t>(i)));
+  }
+  for (int i = 0; i < flags_.single_needles && !Out("single needles"); ++i) {
+    std::fprintf(stderr, "single needle %d\n", i);
+    Needles(PlantNeedles(*tokenizer_, texts_[static_cast<size_t>(i) % texts_.size()],
+                         flags_.needle_tokens, 1, (i + 0.5) / flags_.single_needles,
+                         kSeed + 100 + static_cast<uint64_t>(i)));
+  }
+  rows_.Add("minutes", absl::ToDoubleMinutes(RealClock::Get().Now() - start_), "min");
+  Report();
+}
+
+int Main(int argc, char** argv) {
+  Flags flags;
+  flags.policies = {"set", "headwise", "mam", "reversed", "window"};
+  CLI::App app{"The quality of sparse attention, by the way blocks are chosen"};
+  app.add_option("model", flags.model)->required();
+  app.add_option("--calibration", flags.calibration)->required();
+  app.add_option("--every-head", flags.every_head, "calibration with every head")->required();
+  app.add_option("--extra", flags.extra, "NAME=CALIBRATION, also measured");
+  app.add_option("--text", flags.texts)->required();
+  app.add_option("--json", flags.json)->required();
+  app.add_option("--budgets", flags.budgets)->delimiter(',');
+  app.add_option("--policies", flags.policies,
+                 "of set, headwise, mam, reversed, window, one, mam_keys, all, centres, bounds")
+      ->delimiter(',');
+  app.add_option("--context", flags.context);
+  app.add_option("--positions", flags.positions);
+  app.add_option("--needle-texts", flags.needle_texts, "texts with several needles");
+  app.add_option("--needles-each", flags.needles_each);
+  app.add_option("--single-needles", flags.single_needles, "texts with one");
+  app.add_option("--needle-tokens", flags.needle_tokens, "length of those texts");
+  app.add_option("--threads", flags.threads);
+  app.add_option("--minutes", flags.minutes, "begin nothing after this long");
+  CLI11_PARSE(app, argc, argv);
+  QualityBench(std::move(flags)).Run();
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvt
+
+int main(int argc, char** argv) { return kvt::Main(argc, argv); }

@@ -1,0 +1,34 @@
+// Ways to choose the blocks of a row, side by side, for quality_bench. Not thread-safe.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/model/digest_selector.h"
+#include "kernels/model/text_run.h"
+#include "kernels/select/calibration.h"
+
+namespace kvt {
+
+// Chooses for the rows of one run. Made for a prefix that has been computed.
+class Policy {
+ public:
+  virtual ~Policy() = default;
+  // The keys of blocks [first, end) have been written (again).
+  virtual void Refresh(int first, int end) = 0;
+  virtual RowSelections Select(int layer, int first_position, const LayerActivations& activations,
+                               int budget) = 0;
+};
+
+struct PolicyKind {
+  enum class Way { kFull, kWindow, kDigests, kHeadwise, kOneHead, kCentres, kBounds };
+  std::string name;  // of rows; "full" has none
+  Way way = Way::kFull;
+  const Calibration* calibration = nullptr;  // kDigests: its sets; else one with every head
+  std::vector<int> heads;                    // kOneHead, kCentres, kBounds: the head of each layer
+};
+
+std::unique_ptr<Policy> MakePolicy(const PolicyKind& kind, TextRun& run);
+
+}  // namespace kvt
