@@ -12,6 +12,12 @@
 
 #include "kernels/base/check.h"
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define KVT_MALLOC_WRAPPED 0
+#else
+#define KVT_MALLOC_WRAPPED 1
+#endif
+
 extern "C" {
 void* __libc_malloc(size_t size);
 void* __libc_calloc(size_t count, size_t size);
@@ -36,7 +42,7 @@ bool IsVendor(void* caller) {
   return name != nullptr && (std::strncmp(name, "/libuc", 6) == 0);  // ucp, uct, ucs, ucm
 }
 
-void Count(void* caller) {
+[[maybe_unused]] void Count(void* caller) {
   if (!counting.load(std::memory_order_relaxed) || inside) return;
   inside = true;
   if (IsVendor(caller)) {
@@ -56,6 +62,7 @@ void Count(void* caller) {
 }  // namespace
 
 void StartMallocCount() {
+#if KVT_MALLOC_WRAPPED
   // The wrappers are in place: a call counts.
   ours = 0;
   counting = true;
@@ -64,6 +71,9 @@ void StartMallocCount() {
   KVT_CHECK(ours == 1, "allocations are not counted");
   ours = 0;
   vendor = 0;
+#else
+  KVT_CHECK(false, "a sanitizer's allocator is in place: allocations cannot be counted");
+#endif
 }
 
 MallocCounts StopMallocCount() {
@@ -72,6 +82,8 @@ MallocCounts StopMallocCount() {
 }
 
 }  // namespace kvt
+
+#if KVT_MALLOC_WRAPPED
 
 extern "C" {
 void* malloc(size_t size) {
@@ -122,3 +134,5 @@ void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+
+#endif  // KVT_MALLOC_WRAPPED

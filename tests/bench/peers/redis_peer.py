@@ -12,7 +12,8 @@ import numpy as np
 
 import peer_driver
 
-VECTOR_MAX = 1024  # IOV_MAX
+# Measured: 1 to 1024 (IOV_MAX) differ by less than the noise; this one had the best medians.
+VECTOR_MAX = 16
 
 
 def command(*words):
