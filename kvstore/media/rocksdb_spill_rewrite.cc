@@ -11,8 +11,7 @@ namespace {
 
 // Garbage below this is not worth rewriting for.
 constexpr uint64_t kGarbageBytesMin = 64 * kMiB;
-// More segments make each version of RocksDB's file list dear; then the smallest become one.
-constexpr uint64_t kSegmentsMax = 4096;
+// Of the smallest that become one.
 constexpr uint64_t kMergeMax = 32;
 // Of one call of Tidy: what it may cost the write that brought it.
 constexpr int kTidyRounds = 2;
@@ -83,7 +82,7 @@ std::vector<SpillSegment> SpillCore::TidyVictims() const {
     const SpillSegment* worst = figures_.segments.Worst(room);
     if (worst != nullptr) return {*worst};
   }
-  if (figures_.segments.count() > kSegmentsMax) {
+  if (figures_.segments.count() > options_.segments_max) {
     std::vector<SpillSegment> small =
         figures_.segments.Smallest(kMergeMax, std::min(room, segment_bytes_));
     if (small.size() > 1) return small;

@@ -243,6 +243,7 @@ absl::Status Validate(const RocksDbSpillOptions& options) {
   if (options.write_buffer_bytes < 64 * kKiB || options.write_buffer_bytes > 64 * kMiB) {
     return bad("write_buffer_bytes must be 64 KiB to 64 MiB");
   }
+  if (options.segments_max < 2) return bad("segments_max must be at least 2");
   if (options.segment_bytes < kMiB) return bad("segment_bytes must be at least 1 MiB");
   if (options.quota_bytes != 0 && options.quota_bytes < 16 * kMiB) {
     return bad("quota_bytes must be 0 or at least 16 MiB");

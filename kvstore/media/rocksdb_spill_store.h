@@ -50,6 +50,8 @@ struct RocksDbSpillOptions {
   uint64_t write_buffer_bytes = kMiB;
   // A batch of more than this becomes several segments; small segments are merged up to it.
   uint64_t segment_bytes = 256 * kMiB;
+  // More than these make RocksDB's list of files dear to change; then the smallest become one.
+  uint64_t segments_max = 4096;
   // Memory for entries and their indices.
   uint64_t entry_cache_bytes = 32 * kMiB;
   // Threads that read and write records, in addition to the caller's.

@@ -211,6 +211,28 @@ TEST_F(SpillFaultsTest, Tidy_GarbageOverAThird_IsRewrittenWithoutAQuota) {
   EXPECT_EQ(ReadAll(*store_, rest), absl::OkStatus());
 }
 
+TEST_F(SpillFaultsTest, Tidy_ManySmallSegments_BecomeFew) {
+  options_.segments_max = 8;
+  Open();
+  const auto files = [&] {
+    int count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(options_.folder + "/db")) {
+      count += entry.path().extension() == ".sst" ? 1 : 0;
+    }
+    return count;
+  };
+  std::vector<SpillSample> live;
+  for (uint64_t i = 0; i < 40; ++i) {
+    live.push_back(Sample(i, 0, 10'000));
+    ASSERT_EQ(Write({&live.back(), 1}), absl::OkStatus());
+    EXPECT_LE(files(), 10) << "after " << i;
+  }
+  EXPECT_EQ(ReadAll(*store_, live), absl::OkStatus());
+  EXPECT_EQ(store_->Usage().records, live.size());
+  Open();
+  EXPECT_EQ(ReadAll(*store_, live), absl::OkStatus());
+}
+
 TEST_F(SpillFaultsTest, Open_OtherFormat_IsRefusedByName) {
   Open();
   store_.reset();
