@@ -2,7 +2,9 @@
 # Sets up (packages, model) and runs all tests: the second command of the README, and what CI calls.
 #   tests/run.sh                 everything, release build
 #   tests/run.sh -R REGEX        only the tests whose names match (any ctest option is passed on)
-# Environment: KVT_PRESET (release | debug | asan | tsan), KVT_JOBS (parallel compile jobs).
+# Without options the sanitizers follow (tests/sanitize/run.sh).
+# Environment: KVT_PRESET (release | debug | asan | tsan), KVT_JOBS (parallel compile jobs),
+# KVT_SANITIZE=skip (no sanitizers).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=${KVT_PRESET:-release}
@@ -21,3 +23,6 @@ cmake --build --preset "$preset" -j "$jobs" | tail -n 3
 step "tests"
 export UCX_NET_DEVICES=lo
 ctest --test-dir "build/$preset" --output-on-failure --no-tests=error "$@"
+if (($# == 0)) && [[ $preset == release && ${KVT_SANITIZE:-} != skip ]]; then
+  tests/sanitize/run.sh
+fi
