@@ -8,6 +8,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -29,6 +30,7 @@
 #include "kvstore/client/host_id.h"
 #include "kvstore/client/membership_agent.h"
 #include "kvstore/client/node_options.h"
+#include "kvstore/media/rocksdb_spill_store.h"
 #include "kvstore/node/arena_populate.h"
 #include "kvstore/node/host_probe.h"
 #include "kvstore/node/store_metrics.h"
@@ -47,6 +49,10 @@ constexpr absl::Duration kCoordinatorTimeout = absl::Seconds(1);
 // long, calls the grace, and closing the metrics endpoint up to 2 s; together less than 5 s.
 constexpr absl::Duration kDrainTimeout = absl::Seconds(1);
 constexpr absl::Duration kStopGrace = absl::Milliseconds(500);
+// The spill threads look at the stop flag at least so often.
+constexpr absl::Duration kSpillWait = absl::Milliseconds(250);
+// Entries of the tables beside both media.
+constexpr uint64_t kStoreBlocksMax = uint64_t{1} << 26;
 
 struct Options {
   NodeOptions node;
@@ -227,6 +233,46 @@ class Membership {
   std::thread thread_;
 };
 
+// The second medium and the threads that move records to and from it.
+class Spill {
+ public:
+  // Opens the folder and takes back what is in it. Before the node is ready.
+  static absl::StatusOr<std::unique_ptr<Spill>> Start(const StoreOptions& options,
+                                                      StoreNode& node) {
+    RocksDbSpillOptions spill;
+    spill.folder = options.spill_folder;
+    spill.quota_bytes = options.spill_bytes;
+    spill.direct_io = options.spill_direct_io;
+    KVT_ASSIGN_OR_RETURN(std::unique_ptr<SpillStore> disk, OpenRocksDbSpillStore(spill));
+    KVT_RETURN_IF_ERROR(node.AttachDisk(*disk));
+    return std::unique_ptr<Spill>(new Spill(std::move(disk), options.spill_readers, node));
+  }
+  ~Spill() {
+    stopping_.store(true);
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+ private:
+  Spill(std::unique_ptr<SpillStore> disk, int readers, StoreNode& node) : disk_(std::move(disk)) {
+    threads_.emplace_back([this, &node] {
+      while (!stopping_.load()) {
+        if (!node.SpillRound()) node.WaitForSpill(kSpillWait);
+      }
+    });
+    for (int i = 0; i < readers; ++i) {
+      threads_.emplace_back([this, &node] {
+        while (!stopping_.load()) {
+          if (!node.PromoteRound()) node.WaitForPromote(kSpillWait);
+        }
+      });
+    }
+  }
+
+  const std::unique_ptr<SpillStore> disk_;
+  std::atomic<bool> stopping_{false};
+  std::vector<std::thread> threads_;
+};
+
 // SIGTERM or SIGINT, which are blocked, waits to be taken.
 bool StopIsPending() {
   sigset_t pending;
@@ -260,17 +306,46 @@ void Drain(StoreNode& node, const sigset_t& stop_signals) {
 
 // Makes the memory and the data plane ready; the control port answers meanwhile. Cancelled on a stop
 // signal.
-absl::StatusOr<DataPlane> MakeReady(const Options& options, Arena& arena, StoreNode& node) {
+absl::StatusOr<DataPlane> MakeReady(const Options& options, Arena& arena, StoreNode& node,
+                                    std::unique_ptr<Spill>* spill) {
   KVT_RETURN_IF_ERROR(PopulateArena(
       arena, options.store.populate_threads, [] { return StopIsPending(); },
       [&](uint64_t done) {
         node.SetStarting(static_cast<int>(done * 100 / arena.size()));
         node.Tick();
       }));
+  if (!options.store.spill_folder.empty()) {
+    KVT_ASSIGN_OR_RETURN(*spill, Spill::Start(options.store, node));
+  }
   KVT_ASSIGN_OR_RETURN(DataPlane plane, StartDataPlane(options, arena, node));
   node.SetDataPlane(plane.addresses);
   node.SetReady();
   return plane;
+}
+
+// Of a store with that arena; the number of blocks covers both media.
+StoreNodeConfig MakeConfig(const Options& options) {
+  StoreNodeConfig config;
+  config.name = options.node.name;
+  config.epoch = BootEpoch(static_cast<uint64_t>(absl::ToUnixMillis(absl::Now())));
+  config.host_id = LocalHostId();
+  config.lease = options.store.lease;
+  config.slab_bytes = RecordAllocator::SlabBytesFor(options.store.arena_bytes);
+  config.tenant_bytes_max = options.store.tenant_bytes;
+  uint64_t bytes = RoundUp(options.store.arena_bytes, config.slab_bytes);
+  if (!options.store.spill_folder.empty()) {
+    config.has_disk = true;
+    // What the folder keeps for rewriting, and its own files, are not ours.
+    config.disk_bytes_max = options.store.spill_bytes / 16 * 13;
+    config.spill_one_time = options.store.spill_one_time;
+    config.spill_high_watermark = options.store.spill_watermark_high / 100.0;
+    config.spill_low_watermark = options.store.spill_watermark_low / 100.0;
+    config.promoted_hold = options.store.spill_hold;
+    bytes += options.store.spill_bytes;
+  }
+  config.blocks_max = static_cast<uint32_t>(
+      std::min<uint64_t>(bytes / StoreOptions::kBlockBytesMin, kStoreBlocksMax));
+  return config;
 }
 
 absl::Status Run(const Options& options, const sigset_t& stop_signals) {
@@ -283,15 +358,8 @@ absl::Status Run(const Options& options, const sigset_t& stop_signals) {
       KVT_LOG(kInfo, line.check, ": ", line.found, "; ", line.remedy);
     }
   }
-  StoreNodeConfig config;
-  config.name = options.node.name;
-  config.epoch = BootEpoch(static_cast<uint64_t>(absl::ToUnixMillis(absl::Now())));
-  config.host_id = LocalHostId();
-  config.lease = options.store.lease;
-  config.slab_bytes = RecordAllocator::SlabBytesFor(options.store.arena_bytes);
+  const StoreNodeConfig config = MakeConfig(options);
   const uint64_t arena_bytes = RoundUp(options.store.arena_bytes, config.slab_bytes);
-  config.blocks_max = static_cast<uint32_t>(
-      std::min<uint64_t>(arena_bytes / StoreOptions::kBlockBytesMin, UINT32_MAX / kPlanes));
   KVT_ASSIGN_OR_RETURN(Arena arena, Arena::Create(arena_bytes, config.blocks_max * kPlanes));
 
   StoreNode node(config, arena, RealClock::Get());
@@ -318,7 +386,8 @@ absl::Status Run(const Options& options, const sigset_t& stop_signals) {
     membership = std::make_unique<Membership>(options, config, arena_bytes, address, node);
   }
   KVT_LOG(kInfo, config.name, " control on ", address, ", not ready yet");
-  absl::StatusOr<DataPlane> ready = MakeReady(options, arena, node);
+  std::unique_ptr<Spill> spill;
+  absl::StatusOr<DataPlane> ready = MakeReady(options, arena, node, &spill);
   if (absl::IsCancelled(ready.status())) return absl::OkStatus();
   KVT_RETURN_IF_ERROR(ready.status());
   DataPlane& plane = *ready;

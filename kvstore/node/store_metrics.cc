@@ -42,19 +42,65 @@ StoreMetrics::StoreMetrics(MetricsRegistry& registry)
       mismatched_(registry.NewCounter("kvtide_store_mismatched_blocks_total",
                                       "Misses whose key was there with other content")),
       lapsed_(registry.NewCounter("kvtide_store_lapsed_leases_total",
-                                  "Sessions that ended because nobody renewed them")) {
-  const char* states[kStates] = {"base", "residual", "reserved", "writing", "evicting", "free"};
+                                  "Sessions that ended because nobody renewed them")),
+      disk_used_bytes_(registry.NewGauge("kvtide_store_disk_used_bytes",
+                                         "Bytes of the second medium's files")),
+      spill_queue_bytes_(registry.NewGauge("kvtide_store_spill_queue_bytes",
+                                           "Bytes that are being written to disk")),
+      disk_failing_(registry.NewGauge("kvtide_store_disk_failing",
+                                      "1 while the disk takes no records")),
+      index_bytes_(registry.NewGauge("kvtide_store_index_bytes",
+                                     "Heap of the index and the checksums, about")),
+      spill_failures_(registry.NewCounter("kvtide_store_spill_failures_total",
+                                          "Rounds of the disk's writer that failed")),
+      promote_failures_(registry.NewCounter("kvtide_store_promote_failures_total",
+                                            "Records that could not be read back")),
+      tenant_refused_(registry.NewCounter("kvtide_store_tenant_refused_reservations_total",
+                                          "Reservations refused for a tenant's quota")) {
+  const char* states[kStates] = {"base", "residual", "reserved", "writing", "evicting",
+                               "promoting", "free"};
+  const char* planes[kPlanes] = {"base", "residual"};
+  for (size_t plane = 0; plane < kPlanes; ++plane) {
+    const auto counter = [&](const char* name, const char* help) {
+      return &registry.NewCounter(name, help, {{"plane", planes[plane]}});
+    };
+    disk_bytes_[plane] = &registry.NewGauge(
+        "kvtide_store_disk_bytes", "Bytes of records on disk", {{"plane", planes[plane]}});
+    disk_records_[plane] = &registry.NewGauge("kvtide_store_disk_records", "Records on disk",
+                                              {{"plane", planes[plane]}});
+    spilled_[plane] = counter("kvtide_store_spilled_records_total", "Records written to disk");
+    promoted_[plane] = counter("kvtide_store_promoted_records_total", "Records read back");
+    dropped_[plane] = counter("kvtide_store_dropped_records_total", "Records lost for lack of room");
+  }
   for (int i = 0; i < kStates; ++i) {
     bytes_[i] = &registry.NewGauge("kvtide_store_bytes", "Bytes of the arena by what holds them",
                                    {{"state", states[i]}});
   }
 }
 
+void StoreMetrics::ObserveDisk(const StoreStats& stats) {
+  for (size_t plane = 0; plane < kPlanes; ++plane) {
+    disk_bytes_[plane]->Set(static_cast<double>(stats.disk_bytes[plane]));
+    disk_records_[plane]->Set(static_cast<double>(stats.disk_records[plane]));
+    Raise(*spilled_[plane], stats.spilled[plane]);
+    Raise(*promoted_[plane], stats.promoted[plane]);
+    Raise(*dropped_[plane], stats.dropped[plane]);
+  }
+  disk_used_bytes_.Set(static_cast<double>(stats.disk_used_bytes));
+  spill_queue_bytes_.Set(static_cast<double>(stats.spill_queue_bytes));
+  disk_failing_.Set(stats.disk_failing.empty() ? 0 : 1);
+  index_bytes_.Set(static_cast<double>(stats.index_bytes));
+  Raise(spill_failures_, stats.spill_failures);
+  Raise(promote_failures_, stats.promote_failures);
+  Raise(tenant_refused_, stats.tenant_refused);
+}
+
 void StoreMetrics::Observe(const StoreStats& stats) {
   capacity_bytes_.Set(static_cast<double>(stats.capacity_bytes));
   const uint64_t bytes[kStates] = {
       stats.resident_bytes[0], stats.resident_bytes[1], stats.reserved_bytes,
-      stats.writing_bytes,     stats.evicting_bytes,    stats.capacity_bytes - stats.used_bytes};
+      stats.writing_bytes,     stats.evicting_bytes,    stats.promote_queue_bytes,
+      stats.capacity_bytes - stats.used_bytes};
   for (int i = 0; i < kStates; ++i) bytes_[i]->Set(static_cast<double>(bytes[i]));
   blocks_.Set(static_cast<double>(stats.blocks));
   pinned_blocks_.Set(static_cast<double>(stats.pinned_blocks));
@@ -74,6 +120,7 @@ void StoreMetrics::Observe(const StoreStats& stats) {
   Raise(checksum_failures_, stats.checksum_failures);
   Raise(mismatched_, stats.mismatched_blocks);
   Raise(lapsed_, stats.lapsed_leases);
+  ObserveDisk(stats);
 }
 
 }  // namespace kvt

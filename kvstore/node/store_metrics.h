@@ -15,8 +15,10 @@ class StoreMetrics {
   void SetReady(bool ready) { ready_.Set(ready ? 1 : 0); }
 
  private:
+  void ObserveDisk(const StoreStats& stats);
+
   // States of the arena's bytes; they sum to the capacity.
-  enum State { kBase, kResidual, kReserved, kWriting, kEvicting, kFree, kStates };
+  enum State { kBase, kResidual, kReserved, kWriting, kEvicting, kPromoting, kFree, kStates };
 
   Gauge& ready_;
   Gauge& capacity_bytes_;
@@ -39,6 +41,19 @@ class StoreMetrics {
   Counter& checksum_failures_;
   Counter& mismatched_;
   Counter& lapsed_;
+  // The second medium, by plane.
+  std::array<Gauge*, kPlanes> disk_bytes_{};
+  std::array<Gauge*, kPlanes> disk_records_{};
+  std::array<Counter*, kPlanes> spilled_{};
+  std::array<Counter*, kPlanes> promoted_{};
+  std::array<Counter*, kPlanes> dropped_{};
+  Gauge& disk_used_bytes_;
+  Gauge& spill_queue_bytes_;
+  Gauge& disk_failing_;
+  Gauge& index_bytes_;
+  Counter& spill_failures_;
+  Counter& promote_failures_;
+  Counter& tenant_refused_;
 };
 
 }  // namespace kvt

@@ -189,6 +189,7 @@ class StoreNode final : public StoreApi, public PieceResolver {
   CondVar purge_done_;
   std::deque<PromoteJob> promotes_ ABSL_GUARDED_BY(mu_);
   std::vector<SpillKey> erase_again_ ABSL_GUARDED_BY(mu_);  // before anything is written
+  SpillUsage disk_usage_ ABSL_GUARDED_BY(mu_);  // after the writer's last round
   std::string disk_failing_ ABSL_GUARDED_BY(mu_);
   absl::Time disk_retry_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   absl::Duration disk_retry_ ABSL_GUARDED_BY(mu_) = kSpillRetryMin;

@@ -67,7 +67,9 @@ absl::Status StoreNode::AttachDisk(SpillStore& disk) {
       });
   KVT_RETURN_IF_ERROR(scanned);
   for (const auto& [key, meta] : residuals) RestoreResidual(key, meta, &unwanted);
+  const SpillUsage usage = disk.Usage();
   MutexLock lock(mu_);
+  disk_usage_ = usage;
   const IndexStats stats = index_.Stats();
   KVT_LOG(kInfo, "taken back from disk: ", stats.disk_records[0], " BASE and ",
           stats.disk_records[1], " RESIDUAL records; ", unwanted.size(), " given up");
@@ -187,7 +189,10 @@ bool StoreNode::SpillRound() {
     }
     status = disk_->Write(writes);
   }
+  const bool acted = !work.erase.empty() || work.reclaim || !work.jobs.empty();
+  const SpillUsage usage = acted ? disk_->Usage() : SpillUsage();
   MutexLock lock(mu_);
+  if (acted) disk_usage_ = usage;
   const absl::Time now = clock_.Now();
   for (const SpillJob& job : work.jobs) index_.EndSpill(now, job.record_handle, status.ok());
   if (!erased) {
@@ -202,7 +207,8 @@ bool StoreNode::SpillRound() {
     purges_done_ = std::max(purges_done_, work.purges);
     purge_done_.NotifyAll();
   }
-  if (!work.erase.empty() || work.reclaim || !work.jobs.empty()) NoteDisk(status);
+  // Erasing alone does not tell that the disk takes records.
+  if (!status.ok() || !work.jobs.empty()) NoteDisk(status);
   return status.ok() && (!work.jobs.empty() || !work.erased_all);
 }
 
@@ -360,6 +366,8 @@ absl::StatusOr<PurgeTenantReply> StoreNode::PurgeTenant(const PurgeTenantRequest
 void StoreNode::FillDiskStats(const IndexStats& index, StoreStats* stats) {
   stats->disk_bytes = index.disk_bytes;
   stats->disk_records = index.disk_records;
+  stats->disk_used_bytes = disk_usage_.disk_bytes;
+  stats->disk_quota_bytes = disk_usage_.quota_bytes;
   stats->spill_queue_bytes = index.spilling_bytes;
   stats->promote_queue_bytes = index.promoting_bytes;
   stats->spilled = index.spilled;

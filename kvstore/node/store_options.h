@@ -34,6 +34,22 @@ struct StoreOptions {
   // Threads that populate the arena at start.
   int populate_threads = 2;
 
+  // Bytes of one tenant in memory; beyond them its own cold blocks go, then its reservations are
+  // refused. 0: no bound.
+  uint64_t tenant_bytes = 0;
+  // The second medium: a folder of this store alone; empty: none.
+  std::string spill_folder;
+  uint64_t spill_bytes = 64 * kGiB;  // of all files in it
+  // Also what one request alone used. Off: one-time prompts do not wear the disk.
+  bool spill_one_time = false;
+  // Percent of the arena in use: above the first the background spills, until the second.
+  int spill_watermark_high = 90;
+  int spill_watermark_low = 80;
+  // What came back from disk and is in use stays in memory for so long.
+  absl::Duration spill_hold = absl::Seconds(5);
+  int spill_readers = 2;        // threads that read back
+  bool spill_direct_io = true;  // past the page cache
+
   // A block takes at least this much of the arena: bounds the tables beside it. Smaller ones
   // (models of a few KiB a block) fill the tables before the arena.
   static constexpr uint64_t kBlockBytesMin = 32 * kKiB;
