@@ -74,6 +74,8 @@ HostProbeOptions ProbeOptionsOf(const Options& options) {
   probe.ucx = options.store.ucx;
   probe.net_devices = options.store.ucx_net_devices;
   probe.tls = options.store.ucx_tls;
+  probe.spill_folder = options.store.spill_folder;
+  probe.spill_bytes = options.store.spill_folder.empty() ? 0 : options.store.spill_bytes;
   probe.listens = {{"listen", options.node.listen},
                    {"metrics_listen", options.node.metrics_listen},
                    {"ucx_listen", options.store.ucx ? options.store.ucx_listen : ""}};
