@@ -129,6 +129,30 @@ class Bench {
     }
   }
 
+  // Overwrites a block's slots: whoever reads it before it is computed again is found out.
+  void Spoil(int row, int block) {
+    for (int layer = 0; layer < layers_; ++layer) {
+      const SlotPair& pair = cache_->Table(row, layer)[block];
+      std::memset(cache_->SlotAddress(pair.base), 0x3a, cache_->slot_bytes());
+      std::memset(cache_->SlotAddress(pair.residual), 0x77, cache_->slot_bytes());
+    }
+  }
+
+  // Whether the KV of a block is the same, bit for bit, in two sequences, both planes, all layers.
+  bool SameKv(int a, int b, int block) const {
+    for (int layer = 0; layer < layers_; ++layer) {
+      const SlotPair& x = cache_->Table(a, layer)[block];
+      const SlotPair& y = cache_->Table(b, layer)[block];
+      if (std::memcmp(cache_->SlotAddress(x.base), cache_->SlotAddress(y.base),
+                      cache_->slot_bytes()) != 0 ||
+          std::memcmp(cache_->SlotAddress(x.residual), cache_->SlotAddress(y.residual),
+                      cache_->slot_bytes()) != 0) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   // Lets one sequence read the first blocks of another in place.
   void SharePrefix(int from, int to, int blocks) {
     for (int layer = 0; layer < layers_; ++layer) {
@@ -284,6 +308,31 @@ TEST_P(NumericsContract, PrefixReuse_DoesNotChangeLogits) {
   bench->CopyPrefix(0, 3, blocks / 2);
   const int half = blocks / 2 * kBlockTokens;
   EXPECT_TRUE(SameBits(bench->LastRow(bench->Prefill(3, tokens, 100, half)),
+                       bench->LastRow(want)));
+}
+
+// What a prefill job with holes does: lost ranges are computed in place, in order, over the KV that
+// exists before them; what lies behind them is not touched.
+TEST_P(NumericsContract, HolesComputedInPlace_EqualAFullPrefillBitForBit) {
+  const auto bench = NewBench();
+  const Tokens tokens = bench->RandomTokens(Length(400), kSeed + 11);
+  const Logits want = bench->Prefill(0, tokens, 512);
+  const int full = static_cast<int>(tokens.size()) / kBlockTokens;
+  bench->CopyPrefix(0, 1, full);
+  const std::vector<std::pair<int, int>> holes = {{0, 1}, {3, 6}, {full / 2, full / 2 + 2}};
+  for (const auto& [begin, end] : holes) {
+    for (int b = begin; b < end; ++b) {
+      bench->Spoil(1, b);
+      EXPECT_FALSE(bench->SameKv(0, 1, b));
+    }
+  }
+  for (const auto& [begin, end] : holes) {
+    const Tokens until(tokens.begin(), tokens.begin() + end * kBlockTokens);
+    (void)bench->Prefill(1, until, 32, begin * kBlockTokens);
+  }
+  for (int b = 0; b < full; ++b) EXPECT_TRUE(bench->SameKv(0, 1, b)) << "block " << b;
+  const int reused = static_cast<int>(tokens.size() - 1) / kBlockTokens * kBlockTokens;
+  EXPECT_TRUE(SameBits(bench->LastRow(bench->Prefill(1, tokens, 512, reused)),
                        bench->LastRow(want)));
 }
 
