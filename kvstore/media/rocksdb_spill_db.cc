@@ -448,6 +448,27 @@ absl::Status RocksDbSpillDb::ReadRecord(
   return use_bytes({value.data(), value.size()});
 }
 
+absl::Status RocksDbSpillDb::ReadRun(
+    uint64_t first, uint64_t count, uint64_t bytes,
+    absl::FunctionRef<void(uint64_t, absl::string_view)> use_bytes) const {
+  const Use use(*this);
+  KVT_RETURN_IF_ERROR(use.status());
+  rocksdb::ReadOptions options;
+  options.fill_cache = false;
+  options.readahead_size = bytes;  // the whole run with its first record
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(options, values_));
+  it->Seek(EncodeSpillSequence(first));
+  for (uint64_t n = 0; n < count && it->Valid(); ++n) {
+    const rocksdb::Slice key = it->key();
+    uint64_t sequence = 0;
+    if (!DecodeSpillSequence({key.data(), key.size()}, &sequence) || sequence != first + n) break;
+    const rocksdb::Slice value = it->value();
+    use_bytes(sequence, {value.data(), value.size()});
+    if (n + 1 < count) it->Next();
+  }
+  return Translate(it->status(), "read records");
+}
+
 uint64_t RocksDbSpillDb::FreeBytes() const {
   struct statvfs fs {};
   if (statvfs(folder_.c_str(), &fs) != 0) return 0;

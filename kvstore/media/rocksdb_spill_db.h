@@ -84,6 +84,11 @@ class RocksDbSpillDb {
   absl::Status ReadRecord(uint64_t sequence,
                           absl::FunctionRef<absl::Status(absl::string_view)> use_bytes) const;
 
+  // Records of `count` sequences that follow each other, in one segment, `bytes` together: read at
+  // once. Calls `use_bytes` for each that is there, in order, up to the first that is not.
+  absl::Status ReadRun(uint64_t first, uint64_t count, uint64_t bytes,
+                       absl::FunctionRef<void(uint64_t, absl::string_view)> use_bytes) const;
+
   // Free bytes of the file system.
   [[nodiscard]] uint64_t FreeBytes() const;
   // How often the database was opened.

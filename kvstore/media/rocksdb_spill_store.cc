@@ -22,6 +22,11 @@ namespace {
 constexpr uint64_t kLaneBytesMin = 4 * kMiB;
 // A record that moves while it is read is looked up again, so often.
 constexpr int kReadAttempts = 8;
+// Of records that are read at once.
+constexpr uint64_t kRunBytesMin = 256 * kKiB;
+constexpr uint64_t kRunBytesMax = kMiB;
+// From this size on records are faster one by one: more reads under way.
+constexpr uint64_t kRunRecordMax = 64 * kKiB;
 constexpr size_t kLookupMax = 4096;  // entries asked for at once
 
 class RocksDbSpillStore final : public SpillStore {
@@ -51,6 +56,15 @@ class RocksDbSpillStore final : public SpillStore {
   std::vector<Lane> Split(absl::Span<const SpillWrite* const> batch, uint64_t bytes) const;
   static absl::Status WriteLane(absl::Span<const SpillWrite* const> batch, Lane& lane,
                                 std::vector<SpillChange>& changes);
+  // A read whose entry was found.
+  struct PlacedRead {
+    const SpillRead* read;
+    uint64_t sequence;
+    uint64_t checksum;
+    absl::Status* status;
+  };
+  // Sequences that follow each other.
+  void ReadRun(absl::Span<const PlacedRead> run);
   void ReadSome(absl::Span<const SpillRead> reads, absl::Span<absl::Status> statuses);
   absl::Status ReadOne(const SpillRead& read, uint64_t sequence, uint64_t checksum);
 
@@ -204,10 +218,45 @@ void RocksDbSpillStore::ReadSome(absl::Span<const SpillRead> reads,
   // In the disk's order.
   std::sort(order.begin(), order.end(),
             [&](size_t a, size_t b) { return found[a]->sequence < found[b]->sequence; });
-  pool_.ForEach(order.size(), [&](size_t n) {
-    const size_t i = order[n];
-    statuses[i] = ReadOne(reads[i], found[i]->sequence, found[i]->checksum);
-  });
+  // Neighbours on the disk are read at once, as long as there is enough for every thread.
+  uint64_t bytes = 0;
+  for (const size_t i : order) bytes += reads[i].bytes.size();
+  const uint64_t run_bytes =
+      std::clamp(bytes / (static_cast<uint64_t>(pool_.threads()) + 1), kRunBytesMin, kRunBytesMax);
+  std::vector<std::vector<PlacedRead>> runs;
+  uint64_t filled = 0;
+  for (const size_t i : order) {
+    const PlacedRead placed{&reads[i], found[i]->sequence, found[i]->checksum, &statuses[i]};
+    filled += reads[i].bytes.size();
+    if (runs.empty() || reads[i].bytes.size() >= kRunRecordMax || filled > run_bytes ||
+        runs.back().back().sequence + 1 != placed.sequence) {
+      runs.emplace_back();
+      filled = reads[i].bytes.size();
+    }
+    runs.back().push_back(placed);
+  }
+  pool_.ForEach(runs.size(), [&](size_t n) { ReadRun(runs[n]); });
+}
+
+void RocksDbSpillStore::ReadRun(absl::Span<const PlacedRead> run) {
+  size_t read = 0;
+  std::vector<bool> whole(run.size());
+  if (run.size() > 1) {
+    uint64_t bytes = 0;
+    for (const PlacedRead& placed : run) bytes += placed.read->bytes.size();
+    // What goes wrong is found out record by record, below.
+    (void)db_->ReadRun(run[0].sequence, run.size(), bytes, [&](uint64_t, absl::string_view from) {
+      const SpillRead& to = *run[read].read;
+      whole[read] =
+          from.size() == to.bytes.size() &&
+          CopySpillRecord(to.key, to.bytes.data(), from.data(), from.size()) == run[read].checksum;
+      ++read;
+    });
+  }
+  for (size_t n = 0; n < run.size(); ++n) {
+    *run[n].status =
+        whole[n] ? absl::OkStatus() : ReadOne(*run[n].read, run[n].sequence, run[n].checksum);
+  }
 }
 
 void RocksDbSpillStore::Read(absl::Span<const SpillRead> reads, absl::Span<absl::Status> statuses) {

@@ -236,6 +236,32 @@ TEST_P(SpillStoreTest, Read_DamagedRecord_IsDataLossAndErased) {
   EXPECT_EQ(ReadAll(*store_, samples), absl::OkStatus());
 }
 
+TEST_P(SpillStoreTest, Read_DamagedAmongSmallNeighbours_OnlyThatOneIsDataLoss) {
+  constexpr size_t kSmall = 10'000;
+  const auto samples = Samples(0, 32, kSmall);
+  ASSERT_TRUE(Write(samples).ok());
+  store_.reset();
+  medium_->Damage(samples[7].key, samples[7].bytes);
+  Open();
+  std::vector<std::string> buffers(samples.size(), std::string(kSmall, '\0'));
+  std::vector<SpillRead> reads;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    reads.push_back(
+        {samples[i].key, absl::MakeSpan(reinterpret_cast<std::byte*>(buffers[i].data()), kSmall)});
+  }
+  std::vector<absl::Status> statuses(samples.size(), absl::UnknownError("not set"));
+  store_->Read(reads, absl::MakeSpan(statuses));
+  for (size_t i = 0; i < samples.size(); ++i) {
+    if (i == 7) {
+      EXPECT_EQ(statuses[i].code(), absl::StatusCode::kDataLoss) << statuses[i];
+    } else {
+      EXPECT_EQ(statuses[i], absl::OkStatus()) << i;
+      EXPECT_EQ(buffers[i], samples[i].bytes) << i;
+    }
+  }
+  EXPECT_EQ(ScanAll(*store_).size(), samples.size() - 1);
+}
+
 TEST_P(SpillStoreTest, Read_OtherSizeThanWritten_IsDataLossAndErased) {
   const auto samples = Samples(0, 2, kRecord);
   ASSERT_TRUE(Write(samples).ok());
