@@ -39,10 +39,11 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   KVT_CHECK(options.set_mib >= 2 * options.memory_mib, "the set must be twice the memory");
 
+  std::vector<kvt::BenchRow> rows;
+  if (!layouts) kvt::RunSpillIndex(&rows);
   const rlimit limit{options.memory_mib * kvt::kMiB, options.memory_mib * kvt::kMiB};
   KVT_CHECK(setrlimit(RLIMIT_DATA, &limit) == 0);
   std::filesystem::create_directories(options.folder);
-  std::vector<kvt::BenchRow> rows;
   if (layouts) {
     kvt::RunSpillLayouts(options);
   } else {

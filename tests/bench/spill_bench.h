@@ -28,6 +28,8 @@ struct BenchRow {
 
 // write_vs_disk, read_vs_disk.
 void RunSpillDisk(const SpillBenchOptions& options, std::vector<BenchRow>* rows);
+// index_bytes_per_block, lookups_per_s, lookup_p99_us: a lookup is of 64 blocks among a million.
+void RunSpillIndex(std::vector<BenchRow>* rows);
 // The layouts that decision 0005 chose from; no rows.
 void RunSpillLayouts(const SpillBenchOptions& options);
 
