@@ -33,4 +33,5 @@ set(KVT_CLIENT_HEADERS \"${KVT_CLIENT_HEADERS}\")" COMPONENT client)
 install(SCRIPT ${CMAKE_CURRENT_LIST_DIR}/install_headers.cmake COMPONENT client)
 
 install(TARGETS kvtide kvtide-coordinator kvtide-store kvtide-prefill kvtide-decode kvtide-run
+        kvtide-calibrate
         RUNTIME DESTINATION bin COMPONENT programs)
