@@ -395,17 +395,19 @@ void QualityBench::SelectShare() {
   }
 }
 
+// Writes what is known so far.
 void QualityBench::Report() {
+  Rows rows = rows_;
   const Quality& full = quality_["full_0"];
   if (full.needles > 0) {
-    rows_.Add("needles_total", full.needles, "");
-    rows_.Add("needles_full", full.found, "");
+    rows.Add("needles_total", full.needles, "");
+    rows.Add("needles_full", full.found, "");
   }
   if (full.positions > 0) {
-    rows_.Add("ppl_full", std::exp(full.nll / full.positions), "");
-    rows_.Add("positions", full.positions, "");
+    rows.Add("ppl_full", std::exp(full.nll / full.positions), "");
+    rows.Add("positions", full.positions, "");
   }
-  rows_.Add("digest_bytes_pct", 100 * calibration_.DigestBytesShare(), "%");
+  rows.Add("digest_bytes_pct", 100 * calibration_.DigestBytesShare(), "%");
   for (const PolicyKind& kind : kinds_) {
     const std::string prefix = kind.name.empty() ? "" : kind.name + "_";
     for (const int budget : Budgets(kind)) {
@@ -415,51 +417,53 @@ void QualityBench::Report() {
         const double n = q.positions;
         const double rise = (q.nll - full.nll) / n;
         const double error = std::sqrt(std::max(0.0, q.nll_rise_squares / n - rise * rise) / n);
-        rows_.Add(prefix + "ppl_rise_pct" + suffix, 100 * (std::exp(rise) - 1), "%");
-        rows_.Add(prefix + "ppl_rise_error_pct" + suffix, 100 * error, "%");
-        rows_.Add(prefix + "kl" + suffix, q.kl / n, "nats");
-        rows_.Add(prefix + "agree_pct" + suffix, 100 * q.agree / n, "%");
+        rows.Add(prefix + "ppl_rise_pct" + suffix, 100 * (std::exp(rise) - 1), "%");
+        rows.Add(prefix + "ppl_rise_error_pct" + suffix, 100 * error, "%");
+        rows.Add(prefix + "kl" + suffix, q.kl / n, "nats");
+        rows.Add(prefix + "agree_pct" + suffix, 100 * q.agree / n, "%");
       }
       if (q.needles > 0) {
-        if (kind.name != "full") rows_.Add(prefix + "needles" + suffix, q.found, "");
+        if (kind.name != "full") rows.Add(prefix + "needles" + suffix, q.found, "");
         // Wilson's interval, 95 %.
         const double n = q.needles, p = q.found / n, z = 1.96;
         const double centre = (p + z * z / (2 * n)) / (1 + z * z / n);
         const double half = z * std::sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n);
-        rows_.Add(prefix + "needles_low" + suffix, n * (centre - half), "");
-        rows_.Add(prefix + "needles_high" + suffix, n * (centre + half), "");
-        rows_.Add(prefix + "needle_logprob" + suffix, q.answer_logprob / n, "nats");
+        rows.Add(prefix + "needles_low" + suffix, n * (centre - half), "");
+        rows.Add(prefix + "needles_high" + suffix, n * (centre + half), "");
+        rows.Add(prefix + "needle_logprob" + suffix, q.answer_logprob / n, "nats");
       }
     }
   }
-  std::ofstream(flags_.json) << nlohmann::json({{"rows", rows_.rows}}).dump(1) << "\n";
+  rows.Add("minutes", absl::ToDoubleMinutes(RealClock::Get().Now() - start_), "min");
+  std::ofstream(flags_.json) << nlohmann::json({{"rows", rows.rows}}).dump(1) << "\n";
 }
 
 void QualityBench::Run() {
   start_ = RealClock::Get().Now();
   Load();
   ReadTexts();
-  SelectShare();
   for (size_t i = 0; i < texts_.size() && !Out("texts"); ++i) {
     std::fprintf(stderr, "text %zu\n", i);
     Perplexity(texts_[i]);
+    Report();
   }
   Misses();
-  int planted = 0;
-  for (int i = 0; i < flags_.needle_texts && !Out("needles"); ++i, ++planted) {
+  SelectShare();
+  Report();
+  for (int i = 0; i < flags_.needle_texts && !Out("needles"); ++i) {
     std::fprintf(stderr, "needles %d\n", i);
     Needles(PlantNeedles(*tokenizer_, texts_[static_cast<size_t>(i) % texts_.size()],
                          flags_.needle_tokens, flags_.needles_each, 0,
                          kSeed + static_cast<uint64_t>(i)));
+    Report();
   }
   for (int i = 0; i < flags_.single_needles && !Out("single needles"); ++i) {
     std::fprintf(stderr, "single needle %d\n", i);
     Needles(PlantNeedles(*tokenizer_, texts_[static_cast<size_t>(i) % texts_.size()],
                          flags_.needle_tokens, 1, (i + 0.5) / flags_.single_needles,
                          kSeed + 100 + static_cast<uint64_t>(i)));
+    Report();
   }
-  rows_.Add("minutes", absl::ToDoubleMinutes(RealClock::Get().Now() - start_), "min");
-  Report();
 }
 
 int Main(int argc, char** argv) {
