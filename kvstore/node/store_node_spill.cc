@@ -280,7 +280,7 @@ bool StoreNode::PromoteRound() {
 void StoreNode::WaitForSpill(absl::Duration timeout) {
   MutexLock lock(mu_);
   const bool due = index_.WantsSpill() && clock_.Now() >= disk_retry_at_;
-  if (due) timeout = std::min(timeout, absl::Milliseconds(5));  // nothing could be taken just now
+  if (due) timeout = std::min(timeout, absl::Milliseconds(20));  // nothing could be taken just now
   spill_work_.WaitFor(mu_, timeout);
 }
 

@@ -174,6 +174,33 @@ TEST_P(StoreApiTest, LifeOfABlock_EveryFieldArrives) {
   EXPECT_EQ(end->used_bytes, 4 * record);
 }
 
+TEST_P(StoreApiTest, PurgedTenant_IsFoundNoMoreAndOthersAre) {
+  const auto session = api().OpenSession(TestOpen("w"));
+  ASSERT_TRUE(session.ok()) << session.status();
+  uint64_t ticket = 0;
+  for (const std::string tenant : {"a", "b"}) {
+    const auto names = TestNames(2, 5, tenant);
+    const auto reserved =
+        api().Reserve({session->session, store_.tickets().Make(++ticket, 1, tenant), names, 0, {}});
+    ASSERT_TRUE(reserved.ok()) << reserved.status();
+    for (int i = 0; i < 2; ++i) {
+      Write(session->session, ticket, names[i], reserved->blocks[i].place.handle);
+    }
+  }
+  ASSERT_TRUE(api().Release({session->session, Ref(1)}).ok());
+  const auto purged = api().PurgeTenant({"a", absl::Seconds(1)});
+  ASSERT_TRUE(purged.ok()) << purged.status();
+  EXPECT_EQ(purged->blocks, 2u);
+  EXPECT_EQ(purged->memory_bytes, 0u);
+  EXPECT_TRUE(purged->disk_reclaimed) << "there is no disk";
+  const auto pinned = api().PurgeTenant({"b", absl::Seconds(1)});
+  ASSERT_TRUE(pinned.ok()) << pinned.status();
+  EXPECT_EQ(pinned->memory_bytes, 4u * TestGeometry().RecordBytes()) << "until it is let go";
+  ASSERT_TRUE(api().Release({session->session, Ref(2)}).ok());
+  EXPECT_EQ(api().Stats()->used_bytes, 0u);
+  EXPECT_EQ(api().PurgeTenant({"nobody", absl::Seconds(1)})->blocks, 0u);
+}
+
 TEST_P(StoreApiTest, SecondWriter_LearnsTheWinner) {
   const auto session = api().OpenSession(TestOpen("w"));
   const auto names = TestNames(1, 5);

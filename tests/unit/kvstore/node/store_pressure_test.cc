@@ -71,7 +71,7 @@ void Work(SpillingStore& store, const std::vector<BlockName>& names, const Ticke
   }
 }
 
-TEST(StorePressure, ATenthOfTheWorkingSet_TypedRefusalsTrueFiguresFlatMemory) {
+TEST(StorePressure, F17_ATenthOfTheWorkingSet_TypedRefusalsTrueFiguresFlatMemory) {
   const char* const longer = std::getenv("KVT_PRESSURE_SECONDS");
   const absl::Duration length = absl::Seconds(longer != nullptr ? std::atoi(longer) : 15);
   const TicketMaker tickets;
