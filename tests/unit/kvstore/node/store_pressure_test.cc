@@ -86,15 +86,17 @@ TEST(StorePressure, F17_ATenthOfTheWorkingSet_TypedRefusalsTrueFiguresFlatMemory
     names.push_back(TestNames(1, 1000 * seed, Tenant(seed))[0]);
   }
   std::atomic<bool> stop{false};
+  std::atomic<bool> stop_disk{false};  // after the workers, whose promotions it serves
   Tally tally;
   std::vector<std::thread> threads;
+  std::vector<std::thread> workers;
   threads.emplace_back([&] {
-    while (!stop.load()) {
+    while (!stop_disk.load()) {
       if (!store.node().SpillRound()) store.node().WaitForSpill(absl::Milliseconds(20));
     }
   });
   threads.emplace_back([&] {
-    while (!stop.load()) {
+    while (!stop_disk.load()) {
       if (!store.node().PromoteRound()) store.node().WaitForPromote(absl::Milliseconds(20));
     }
   });
@@ -124,6 +126,8 @@ TEST(StorePressure, F17_ATenthOfTheWorkingSet_TypedRefusalsTrueFiguresFlatMemory
     }
   }
   stop.store(true);
+  for (std::thread& thread : workers) thread.join();
+  stop_disk.store(true);
   for (std::thread& thread : threads) thread.join();
   const StoreStats stats = store.node().StatsNow();
   ExpectBytesSum(stats);
