@@ -117,7 +117,11 @@ class StoreStub final : public StoreApi {
     rpc::ToWire(request, &wire);
     absl::StatusOr<ReserveReply> reply =
         Ask<kvtide::ReserveReply>(&kvtide::Store::Stub::Reserve, wire);
-    if (reply.ok()) KVT_RETURN_IF_ERROR(CheckAnswers(reply->blocks.size(), request.blocks.size()));
+    if (reply.ok()) {
+      // A reservation that is pending grants nothing yet.
+      const size_t asked = reply->pending ? 0 : request.blocks.size();
+      KVT_RETURN_IF_ERROR(CheckAnswers(reply->blocks.size(), asked));
+    }
     return reply;
   }
   absl::StatusOr<SealReply> Seal(const SealRequest& request) override {

@@ -55,7 +55,8 @@ TEST(PrefillPhase_Test, MayFollow_EveryPair_IsAsDrawn) {
   std::vector<std::pair<P, P>> allowed = {
       {P::kQueued, P::kOpening},     {P::kOpening, P::kPulling},   {P::kOpening, P::kComputing},
       {P::kPulling, P::kComputing},  {P::kComputing, P::kFlushing}, {P::kFlushing, P::kSealing},
-      {P::kSealing, P::kFlushing},   {P::kSealing, P::kHandingOver}};
+      {P::kSealing, P::kFlushing},   {P::kSealing, P::kHandingOver},
+      {P::kOpening, P::kQueued}};  // no room: back with its age
   for (int from = 0; from < static_cast<int>(P::kEnding); ++from) {
     allowed.emplace_back(static_cast<P>(from), P::kEnding);
   }
