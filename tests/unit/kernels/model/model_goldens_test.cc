@@ -92,7 +92,8 @@ TEST(ModelGoldens, BrokenFile_IsRefused) {
 TEST(RandomModel, Folders_AreThoseOfTheScript) {
   const std::vector<std::string> expected = {
       "7e145870eeb5b1650feb75fddaa28b30", "c5c26df07b8d823b7df6aa7d9c72ce0f",
-      "670a10133f00c134a4af8e54178ae253", "086ed2cb567f3aed8c613f7e8f7c17e8"};
+      "670a10133f00c134a4af8e54178ae253", "086ed2cb567f3aed8c613f7e8f7c17e8",
+      "695d99ab2b497e972f0c2143a4e7c582", "4dd22f167beb08940c0c15c8dff4f78f"};
   std::vector<std::string> made;
   for (const RandomModelSpec& spec : RandomModelSpecs()) {
     TempFolder folder;
@@ -103,7 +104,9 @@ TEST(RandomModel, Folders_AreThoseOfTheScript) {
     EXPECT_EQ(config->tied_embeddings, spec.tied);
     const auto weights = Safetensors::Open(folder.path());
     ASSERT_TRUE(weights.ok()) << weights.status();
-    EXPECT_EQ((*weights)->Names().size(), 2u + 9u * kRandomModelLayers + (spec.tied ? 0 : 1));
+    const unsigned of_family = config->qkv_bias ? 3 : config->qk_norm ? 2 : 0;
+    EXPECT_EQ((*weights)->Names().size(),
+              2u + (9u + of_family) * kRandomModelLayers + (spec.tied ? 0 : 1));
     made.push_back(ModelFingerprint(*config, **weights));
   }
   EXPECT_EQ(made, expected);
