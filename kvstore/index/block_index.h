@@ -193,7 +193,7 @@ class BlockIndex {
   bool PlanTenantRoom(uint32_t domain, uint64_t bytes, std::vector<uint64_t>* records) const;
 
   [[nodiscard]] bool IsPressed() const {
-    return static_cast<double>(allocator_.used_bytes()) >
+    return static_cast<double>(allocator_.taken_bytes()) >
            options_.high_watermark * static_cast<double>(allocator_.capacity_bytes());
   }
   // Of TakeSpills: see block_index_spill.cc.

@@ -31,7 +31,7 @@ void BlockIndex::SpillCold(SpillBatch& batch) {
   const EvictionRules rules = Rules(batch.now);
   // What is under way to disk will be free soon.
   const auto excess = [&]() -> uint64_t {
-    const uint64_t settled = allocator_.used_bytes() - leaving_bytes_;
+    const uint64_t settled = allocator_.taken_bytes() - leaving_bytes_;
     return settled > low ? settled - low : 0;
   };
   std::vector<uint32_t> numbers;

@@ -103,6 +103,14 @@ uint64_t RecordAllocator::Available(ClassId id) const {
   return (cls.slabs + empty_slabs_.size()) * cls.records_per_slab - cls.used;
 }
 
+uint64_t RecordAllocator::taken_bytes() const {
+  uint64_t room = empty_slabs_.size() * slab_bytes_;
+  for (const Class& cls : classes_) {
+    room += (cls.slabs * cls.records_per_slab - cls.used) * cls.record_bytes;
+  }
+  return capacity_bytes() - room;
+}
+
 uint64_t RecordAllocator::CapacityOf(ClassId id) const {
   return slabs_.size() * classes_[id].records_per_slab;
 }

@@ -54,6 +54,9 @@ class RecordAllocator {
   }
   [[nodiscard]] uint32_t RecordsInSlab(uint32_t slab) const { return slabs_[slab].used; }
   [[nodiscard]] uint64_t used_bytes() const { return used_bytes_; }
+  // What no further record can take: used_bytes() and the rest of each slab that holds records, which
+  // is much where records are large against a slab.
+  [[nodiscard]] uint64_t taken_bytes() const;
   [[nodiscard]] uint64_t capacity_bytes() const { return slabs_.size() * slab_bytes_; }
   [[nodiscard]] uint64_t slab_bytes() const { return slab_bytes_; }
 

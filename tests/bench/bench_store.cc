@@ -229,8 +229,8 @@ int StoreMain(const SizeCase& size, const StoreSettings& settings) {
   config.spill_one_time = true;
   const uint64_t bytes = (settings.arena_mib > 0 ? settings.arena_mib : size.arena_mib) * kMiB;
   config.slab_bytes = RecordAllocator::SlabBytesFor(bytes);
-  config.blocks_max =
-      static_cast<uint32_t>(bytes / (uint64_t{kPlanes} * size.geometry().RecordBytes()) + 1);
+  config.blocks_max = static_cast<uint32_t>(
+      (bytes + kDiskBytes) / (uint64_t{kPlanes} * size.geometry().RecordBytes()) + 1);
   Arena arena = OrDie(Arena::Create(bytes, config.blocks_max * kPlanes));
   KVT_CHECK(arena.Populate(0, bytes).ok());
   StoreNode node(config, arena, RealClock::Get());

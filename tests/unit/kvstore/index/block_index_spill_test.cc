@@ -14,9 +14,13 @@ class SpillTest : public IndexTest {
  protected:
   // 16 blocks, 32 records; pressed above 28 records, relieved at 24.
   void MakeSpilling(bool one_time = false, uint64_t disk_records = 0, uint64_t tenant_records = 0) {
+    MakeSpilling(8 * record_bytes(), 4, one_time, disk_records, tenant_records);
+  }
+  void MakeSpilling(uint64_t slab_bytes, uint64_t slabs, bool one_time, uint64_t disk_records,
+                    uint64_t tenant_records) {
     IndexOptions options;
-    options.slab_bytes = 8 * record_bytes();
-    options.arena_bytes = 4 * options.slab_bytes;
+    options.slab_bytes = slab_bytes;
+    options.arena_bytes = slabs * slab_bytes;
     options.blocks_max = 1 << 20;
     options.stall_after = absl::Hours(1);
     options.boot = 7;
@@ -131,6 +135,13 @@ TEST_F(SpillTest, BlocksOfOneTicket_AreWrittenWhenTheOptionSaysSo) {
   MakeSpilling(/*one_time=*/true);
   for (uint64_t seed = 1; seed <= 15; ++seed) Put(seed, /*reused=*/false);
   EXPECT_EQ(SpillAll(), 12u);
+}
+
+// Records that leave a third of each slab empty: used bytes alone would never reach the watermark.
+TEST_F(SpillTest, RecordsThatDoNotFillTheirSlabs_AreSpilledUnderPressureToo) {
+  MakeSpilling(3 * record_bytes() - 64, 16, /*one_time=*/true, 0, 0);
+  for (uint64_t seed = 1; seed <= 15; ++seed) Put(seed);
+  EXPECT_GT(SpillAll(), 0u);
 }
 
 TEST_F(SpillTest, PlaneOnDisk_AnswersOnDiskUntilPromotedUnderTheSameHandle) {

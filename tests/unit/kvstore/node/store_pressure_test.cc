@@ -101,7 +101,7 @@ TEST(StorePressure, F17_ATenthOfTheWorkingSet_TypedRefusalsTrueFiguresFlatMemory
     }
   });
   for (uint64_t worker = 1; worker <= 2; ++worker) {
-    threads.emplace_back(
+    workers.emplace_back(
         [&, worker] { Work(store, names, tickets, worker * 1'000'000'000, stop, tally); });
   }
   // Warm, then flat.
