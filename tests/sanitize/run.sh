@@ -9,22 +9,23 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=$PWD/tests/sanitize
 jobs=${KVT_JOBS:-$(nproc)}
-# What CI runs: the data path over every transport, real UCX included; under ThreadSanitizer UCX alone,
-# because it does not see the fences of the shared-memory rings. `all` adds what stands on it, and the tests
-# of injected faults, which have not been seen to pass under sanitizers yet. The model's kernels have tests
-# of their own; their threads are OpenMP's, not instrumented.
+# What CI runs: under AddressSanitizer the data path and what stands on it; under ThreadSanitizer the data path
+# over UCX alone, because it does not see the fences of the shared-memory rings, and without the tests of
+# injected faults, which have not been seen to pass there yet. `all` has ThreadSanitizer do what the other
+# does. The model's kernels have tests of their own; their threads are OpenMP's, not instrumented.
 targets=(transport_test)
 more=(transport_unit_test index_test media_test tier_client_test store_data_test store_api_test store_node_test
-      client_test rpc_test membership_test)
-asan_tests='-*Fault*:*Network*'
+      store_spill_test client_test rpc_test membership_test)
+asan_tests='*'
 tsan_tests='*ucx*:*Ucx*-*Fault*:*Network*'
+tsan_all=0
 step() { printf '\n=== [%(%H:%M:%S)T] %s\n' -1 "$*"; }
 
 presets=()
 while (($#)); do
   case "$1" in
     asan|tsan) presets+=("$1"); shift ;;
-    all) targets+=("${more[@]}"); asan_tests='*'; tsan_tests='-*/shm:*/Shm:*Shm*'; shift ;;
+    all) tsan_all=1; tsan_tests='-*/shm:*/Shm:*Shm*'; shift ;;
     --) shift; break ;;
     *) echo "usage: tests/sanitize/run.sh [all] [asan] [tsan] [-- ctest options]" >&2; exit 2 ;;
   esac
@@ -43,7 +44,9 @@ for preset in "${presets[@]}"; do
   rm -f build-configure.log
   known=$(ninja -C "build/$preset" -t targets all)
   build=()
-  for target in "${targets[@]}"; do
+  wanted=("${targets[@]}")
+  if [[ $preset == asan ]] || ((tsan_all)); then wanted+=("${more[@]}"); fi
+  for target in "${wanted[@]}"; do
     grep -q "^$target: phony" <<<"$known" || { echo "no target $target: update tests/sanitize/run.sh" >&2; exit 1; }
     build+=("$target")
   done
