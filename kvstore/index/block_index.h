@@ -76,8 +76,7 @@ class BlockIndex {
   absl::Status Lookup(absl::Time now, SessionId session, const TicketClaim& claim,
                       absl::Span<const BlockName> blocks, std::vector<FoundBlock>* out);
   // Errors as Lookup's; ResourceExhausted too when there is no room even after eviction, or an aged
-  // ticket (aged_turn.h) comes first. One whose turn it is gets OK, `aged->pending` and keeps a
-  // part.
+  // ticket (aged_turn.h) comes first. One whose turn it is gets OK, `aged->pending` and a part.
   absl::Status Reserve(absl::Time now, SessionId session, const TicketClaim& claim,
                        absl::Span<const BlockName> blocks, uint32_t output_blocks,
                        std::vector<ReservedBlock>* out, AgedAsk* aged = nullptr);
@@ -90,7 +89,8 @@ class BlockIndex {
   // A transfer that reads: takes an in-flight count when kOk, and says where the range lies.
   // kRefused: no pin of that ticket and epoch in the session. kExpired: the session has ended. kLost:
   // gone, or not sealed.
-  Access BeginRead(SessionId session, const RecordRange& range, uint64_t* arena_offset);
+  Access BeginRead(SessionId session, const RecordRange& range, uint64_t* arena_offset,
+                   ReadCursor* cursor = nullptr);
   // Exactly once for each kOk.
   void EndRead(uint64_t record_handle);
   // A transfer that writes into an unsealed reservation of that ticket and epoch in the session.

@@ -152,11 +152,7 @@ bool BlockIndex::TryKeepPart(absl::Time now, TicketId id, TicketEntry& ticket, u
 void BlockIndex::NameBlock(uint32_t number, const BlockName& name, const Holder& holder,
                            const TicketEntry& ticket) {
   Block& block = table_.At(number);
-  block.key = name.key;
-  block.parent = name.parent;
-  std::copy(name.tokens.begin(), name.tokens.end(), block.tokens.begin());
-  block.token_count = static_cast<uint8_t>(name.tokens.size());
-  block.provenance = name.provenance;
+  block.TakeName(name);
   block.ticket_private = name.ticket_private;
   block.space = ticket.space;
   block.ticket = holder.ticket;
@@ -217,8 +213,16 @@ Access BlockIndex::WhyNotHeld(SessionId session) {
   return sessions_.Find(session) == nullptr ? Access::kExpired : Access::kRefused;
 }
 
-Access BlockIndex::BeginRead(SessionId session, const RecordRange& range, uint64_t* arena_offset) {
-  const Holder* const holder = tickets_.FindHolder(session, range.ticket, range.epoch);
+Access BlockIndex::BeginRead(SessionId session, const RecordRange& range, uint64_t* arena_offset,
+                             ReadCursor* cursor) {
+  ReadCursor own;
+  if (cursor == nullptr) cursor = &own;
+  if (cursor->holder == nullptr || cursor->ticket != range.ticket ||
+      cursor->epoch != range.epoch) {
+    *cursor = {range.ticket, range.epoch,
+               tickets_.FindHolder(session, range.ticket, range.epoch)};
+  }
+  const Holder* const holder = cursor->holder;
   if (holder == nullptr) return WhyNotHeld(session);
   const uint32_t number = BlockOfRecord(range.record_handle);
   const Plane plane = PlaneOfRecord(range.record_handle);

@@ -265,11 +265,7 @@ absl::StatusOr<uint64_t> BlockIndex::RestoreBlock(const RestoredBlock& restored)
                        allocator_.ClassOf(restored.geometry.RecordBytes()));
   const uint32_t number = table_.AllocateEmpty(cls, domain);
   Block& block = table_.At(number);
-  block.key = name.key;
-  block.parent = name.parent;
-  std::copy(name.tokens.begin(), name.tokens.end(), block.tokens.begin());
-  block.token_count = static_cast<uint8_t>(name.tokens.size());
-  block.provenance = name.provenance;
+  block.TakeName(name);
   block.space = space;
   block.incarnation = restored.incarnation;
   block.reused = true;  // as it was when it was written

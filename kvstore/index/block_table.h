@@ -20,6 +20,7 @@
 // 5. Memory is not freed while a transfer, a write to disk or a promotion touches it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -95,6 +96,13 @@ struct Block {
   std::array<BlockLinks, kBlockLists> links;
   std::array<ListKind, kBlockLists> list{};
 
+  void TakeName(const BlockName& name) {
+    key = name.key;
+    parent = name.parent;
+    std::copy(name.tokens.begin(), name.tokens.end(), tokens.begin());
+    token_count = static_cast<uint8_t>(name.tokens.size());
+    provenance = name.provenance;
+  }
   [[nodiscard]] bool InMemory(Plane plane) const {
     return offset[static_cast<size_t>(plane)] != kNoOffset;
   }

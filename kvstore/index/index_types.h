@@ -122,6 +122,16 @@ struct SealedBlock {
 // kOnDisk: the record exists, but not in memory. kExpired: the session has ended.
 enum class Access : uint8_t { kOk, kLost, kRefused, kInvalid, kOnDisk, kExpired };
 
+struct Holder;
+
+// Spares the pieces of one burst the search for their ticket's holder. Valid under one hold of the
+// index owner's lock, for one session.
+struct ReadCursor {
+  TicketId ticket;
+  TicketEpoch epoch;
+  const Holder* holder = nullptr;
+};
+
 // A byte range of one record, as the data plane names it.
 struct RecordRange {
   TicketId ticket;

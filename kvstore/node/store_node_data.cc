@@ -80,12 +80,13 @@ void StoreNode::ResolvePull(SessionId session, absl::Span<const Piece> pieces,
                             absl::Span<ResolvedPull> out) {
   KVT_CHECK(pieces.size() == out.size());
   MutexLock lock(mu_);
+  ReadCursor cursor;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
     out[i] = ResolvedPull{nullptr, PieceStatus::kInvalid};
     if (!IsWellFormed(piece)) continue;
     uint64_t offset = 0;
-    out[i].status = StatusOf(index_.BeginRead(session, RangeOf(piece), &offset));
+    out[i].status = StatusOf(index_.BeginRead(session, RangeOf(piece), &offset, &cursor));
     if (out[i].status != PieceStatus::kOk) continue;
     out[i].data = arena_.data() + offset;
     pulled_bytes_ += piece.length;

@@ -1,5 +1,6 @@
 """Constructs that are banned, each with what to do instead."""
 import fnmatch
+import pathlib
 import re
 
 from tree import blank
@@ -37,7 +38,9 @@ CODE_BANS = [
 ]
 PURE_BAN = (r"RealClock|absl::Now\s*\(|std::chrono::(steady|system)_clock|std::thread\b(?!::)|\bMutexLock\b"
             r"|(?<!\w)(socket|open|fopen)\s*\(|std::[io]fstream")
-MACHINE_PATHS = re.compile(r"(?<![\w./-])(/work/|/tmp/(venv|llama|model)\b|/root/|/home/\w)")
+# Homes, and wherever this checkout lies.
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+MACHINE_PATHS = re.compile(r"(?<![\w./-])/(root/|home/\w|" + re.escape(f"{CHECKOUT}/"[1:]) + ")")
 TEXT = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".txt", ".md", ".toml", ".cmake", ".json", ".yml",
         ".yaml", ".proto", ".service")
 

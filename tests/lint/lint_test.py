@@ -101,6 +101,7 @@ class LintTest(unittest.TestCase):
                  "std::cout << 1;": "[print]", "#include <format>": "[header]",
                  "std::thread t(f);": "[thread]", "assert(x);": "[assert]",
                  "// TODO: later": "[todo]", 'auto p = "/root/x";': "[path]",
+                 f'auto q = "{bans.CHECKOUT}/x";': "[path]",
                  "std::mt19937 r;": "[engine]",
                  "std::random_device d;": "[random]", "t.detach();": "[detach]"}
         for line, rule in cases.items():
