@@ -79,6 +79,20 @@ void SlotPool::Restore(PoolBlock id) {
   block.state = PoolBlockState::kTarget;
 }
 
+SlotPair SlotPool::AllocatePair() {
+  KVT_CHECK(reserved_ >= 2, "reserved=", reserved_);
+  SlotPair pair;
+  pair.base = TakeSlot();
+  pair.residual = TakeSlot();
+  return pair;
+}
+
+void SlotPool::ReleasePair(SlotPair pair, uint64_t after_step) {
+  KVT_CHECK(pair.base < total_ && pair.residual < total_, "base=", pair.base);
+  FreeSlot(pair.base, after_step);
+  FreeSlot(pair.residual, after_step);
+}
+
 void SlotPool::Retire(uint64_t step) {
   KVT_CHECK(step >= retired_step_, "step=", step, " retired=", retired_step_);
   retired_step_ = step;

@@ -8,6 +8,9 @@
 //    a number that the engine raises for each batch it enqueues and retires in order.
 // 3. A block has its base slots always, and its residual slots while it is TARGET.
 //
+// Sequences of the offloaded class hold other blocks in every layer: they take loose pairs, the two
+// slots of one block in one layer, and keep them themselves.
+//
 // Thread-safety: none; owned by one engine thread.
 #pragma once
 
@@ -52,6 +55,11 @@ class SlotPool {
   void Demote(PoolBlock block, uint64_t after_step);
   // Gives a BASE block residual slots from what was set aside.
   void Restore(PoolBlock block);
+
+  // Two slots that belong to no block, from what was set aside (KVT_CHECKed).
+  [[nodiscard]] SlotPair AllocatePair();
+  // Frees them once `after_step` has retired.
+  void ReleasePair(SlotPair pair, uint64_t after_step);
 
   // Every step up to and including `step` has ended.
   void Retire(uint64_t step);

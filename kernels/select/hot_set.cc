@@ -38,6 +38,10 @@ HotSet::Change HotSet::Use(absl::Span<const int32_t> blocks) {
   return change;
 }
 
+void HotSet::Remove(int32_t block) {
+  order_.erase(std::remove(order_.begin(), order_.end(), block), order_.end());
+}
+
 std::vector<int32_t> HotSet::SetCapacity(int capacity) {
   KVT_CHECK(capacity >= 0, "capacity=", capacity);
   capacity_ = capacity;

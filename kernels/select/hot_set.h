@@ -23,6 +23,8 @@ class HotSet {
   };
   // The step selects `blocks` (distinct). Nothing selected is evicted.
   Change Use(absl::Span<const int32_t> blocks);
+  // A block that could not be fetched, or is not wanted any more. Not there: nothing.
+  void Remove(int32_t block);
   // More slots, or fewer: then returns what was evicted.
   std::vector<int32_t> SetCapacity(int capacity);
 

@@ -42,6 +42,23 @@ TEST(SlotPool_Test, TryReserve_MoreThanAvailable_ChangesNothing) {
   EXPECT_EQ(pool.available(), 10u);
 }
 
+TEST(SlotPool_Test, AllocatePair_TwoSlotsThatComeBackBehindTheStep) {
+  SlotPool pool(kLayers, 4);
+  ASSERT_TRUE(pool.TryReserve(4));
+  const SlotPair a = pool.AllocatePair();
+  const SlotPair b = pool.AllocatePair();
+  EXPECT_EQ((std::set<uint32_t>{a.base, a.residual, b.base, b.residual}.size()), 4u);
+  EXPECT_EQ(pool.free(), 0u);
+  EXPECT_EQ(pool.blocks(), 0u);
+  pool.ReleasePair(a, 2);
+  pool.ReleasePair(b, 0);
+  EXPECT_EQ(pool.free(), 2u);
+  EXPECT_EQ(pool.retiring(), 2u);
+  pool.Retire(2);
+  EXPECT_EQ(pool.free(), 4u);
+  EXPECT_EQ(pool.reserved(), 0u);
+}
+
 TEST(SlotPool_Test, Release_StepStillRuns_SlotsComeBackWhenItRetires) {
   SlotPool pool(kLayers, 6);
   ASSERT_TRUE(pool.TryReserve(6));
