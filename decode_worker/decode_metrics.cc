@@ -32,6 +32,9 @@ DecodeMetrics::DecodeMetrics(MetricsRegistry& registry)
                                           "Completed blocks that no store took")),
       resumed_(registry.NewCounter("kvtide_decode_resumed_requests_total",
                                    "Requests sent back to prefill for lost blocks")),
+      prompt_tokens_(registry.NewCounter(
+          "kvtide_decode_prompt_tokens_total",
+          "Prompt tokens computed here because no store was reachable.")),
       saturated_values_(registry.NewCounter("kvtide_decode_saturated_values_total",
                                             "KV values beyond fp16, written as its largest")),
       slots_used_(registry.NewGauge("kvtide_decode_used_slots", "Device slots that are not free")),

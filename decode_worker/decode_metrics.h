@@ -20,6 +20,8 @@ class DecodeMetrics {
   // A sequence's write-back is further behind than kWriteBackBehindMax.
   void FellBehind() { fell_behind_.Add(1); }
   void Resumed();
+  // Prompt tokens computed because no store was reachable.
+  void ComputedHere(uint64_t tokens) { prompt_tokens_.Add(static_cast<double>(tokens)); }
   void Occupancy(uint64_t slots_used, uint64_t waiting, uint64_t running);
 
  private:
@@ -38,6 +40,7 @@ class DecodeMetrics {
   Counter& fell_behind_;
   Counter& refused_blocks_;
   Counter& resumed_;
+  Counter& prompt_tokens_;
   Counter& saturated_values_;
   Gauge& slots_used_;
   Gauge& waiting_;

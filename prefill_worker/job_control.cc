@@ -17,6 +17,8 @@ OpenOutcome OpenJob(TierClient& tier, const PrefillJob& job, const ReserveTerms&
   const int reusable = job.plan.reusable_blocks();
   outcome.blocks.resize(static_cast<size_t>(count));
   outcome.present.resize(static_cast<size_t>(count), false);
+  // Admitted while no store was alive: computed, and handed over without a copy in the tier.
+  if (job.ticket.ticket.stores.empty()) return outcome;
   const LookupResult found =
       tier.Lookup(job.ticket, job.names.blocks().first(static_cast<size_t>(reusable)));
   std::vector<TierBlock> missing;

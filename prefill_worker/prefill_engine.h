@@ -132,6 +132,9 @@ class PrefillEngine {
   void OnOpened(const Job& job, OpenOutcome outcome);
   // The stores had no room, or could not be reached: back to the queue, with its age.
   void OpenLater(const Job& job);
+  // No store is reachable: everything is computed and nothing is stored; the decode worker computes
+  // the prompt again (docs/decisions/0006).
+  void OpenWithoutTier(const Job& job);
   // Takes out of `present` what would take longer to fetch than to compute.
   void DeclineSlow(const Job& job, std::vector<bool>& present);
   void Pull(const Job& job);

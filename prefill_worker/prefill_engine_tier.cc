@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kernels/base/log.h"
 #include "prefill_worker/fetch_plan.h"
 #include "prefill_worker/prefill_engine.h"
 
@@ -14,6 +15,11 @@ namespace {
 constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 // Beyond the end of its wait a last round of calls may take so long.
 constexpr absl::Duration kReserveGrace = absl::Seconds(1);
+
+// No store answered in time, as against one that has no room.
+bool IsUnreachable(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+}
 
 // Different for each job, so that those that were refused together do not come back together.
 absl::Duration ReservePause(const PrefillJob& job) {
@@ -38,10 +44,12 @@ void PrefillEngine::OnOpened(const Job& job, OpenOutcome outcome) {
     if (IsRetryable(outcome.status) && deps_.clock->Now() < job->wait_until) {
       return OpenLater(job);
     }
+    if (IsUnreachable(outcome.status) && !deps_.tier->IsReachable()) return OpenWithoutTier(job);
     End(job, Annotate(outcome.status, absl::StrCat("the stores cannot take this request (",
                                                    job->plan.blocks(), " blocks)")));
     return;
   }
+  if (job->ticket.ticket.stores.empty()) return OpenWithoutTier(job);
   job->blocks = std::move(outcome.blocks);
   if (options_.fetch_planner) DeclineSlow(job, outcome.present);
   for (int b = 0; b < job->plan.blocks(); ++b) {
@@ -54,6 +62,13 @@ void PrefillEngine::OnOpened(const Job& job, OpenOutcome outcome) {
   } else {
     Pull(job);
   }
+}
+
+void PrefillEngine::OpenWithoutTier(const Job& job) {
+  KVT_LOG(kInfo, "request ", job->ticket.ticket.id.value(),
+          ": no store is reachable; computed without a copy in the tier");
+  deps_.metrics->WithoutTier();
+  StartCompute(job);
 }
 
 void PrefillEngine::DeclineSlow(const Job& job, std::vector<bool>& present) {
@@ -239,13 +254,19 @@ void PrefillEngine::MaybeSeal(const Job& job) {
 void PrefillEngine::OnSealed(const Job& job, SealOutcomes outcomes) {
   for (const int b : outcomes.sealed) job->blocks[static_cast<size_t>(b)].sealed = true;
   const bool again = !outcomes.repaired.empty() || !outcomes.homeless.empty();
-  if (!again) {
+  const bool out_of_time = !outcomes.homeless.empty() && deps_.clock->Now() >= job->wait_until;
+  const bool nowhere = out_of_time && outcomes.repaired.empty() && !deps_.tier->IsReachable();
+  if (nowhere) {
+    KVT_LOG(kInfo, "request ", job->ticket.ticket.id.value(), ": no store is reachable; ",
+            outcomes.homeless.size(), " blocks are handed over without a copy in the tier");
+    deps_.metrics->WithoutTier();
+  }
+  if (!again || nowhere) {
     FreeSlots(job);
     job->Enter(PrefillPhase::kHandingOver);
     job->wait_until = deps_.clock->Now() + options_.hand_over_wait;
     return HandOver(job);
   }
-  const bool out_of_time = !outcomes.homeless.empty() && deps_.clock->Now() >= job->wait_until;
   if (++job->repairs > kBlockRepairsMax && (outcomes.homeless.empty() || out_of_time)) {
     return End(job, absl::UnavailableError(absl::StrCat(
                         outcomes.homeless.size() + outcomes.repaired.size(),

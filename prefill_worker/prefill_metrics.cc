@@ -30,6 +30,8 @@ PrefillMetrics::PrefillMetrics(MetricsRegistry& registry)
                                             "Times that the stores had no room for a job yet")),
       declined_tokens_(registry.NewCounter("kvtide_prefill_declined_tokens_total",
                                            "Stored tokens computed because that is faster")),
+      without_tier_(registry.NewCounter("kvtide_prefill_without_tier_total",
+                                        "Requests handed over while no store was reachable")),
       disk_bytes_(registry.NewCounter("kvtide_prefill_disk_bytes_total",
                                       "Bytes pulled that a store read from its disk first")),
       saturated_values_(registry.NewCounter("kvtide_prefill_saturated_values_total",

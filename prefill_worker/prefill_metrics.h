@@ -21,6 +21,8 @@ class PrefillMetrics {
   void Declined(uint64_t tokens) { declined_tokens_.Add(static_cast<double>(tokens)); }
   // The stores had no room for a job, which tries again.
   void ReserveRefused() { reserve_refusals_.Add(1); }
+  // A job went on without a reachable store.
+  void WithoutTier() { without_tier_.Add(1); }
   void Occupancy(uint64_t slots_used, uint64_t jobs_waiting, uint64_t jobs_active);
 
  private:
@@ -35,6 +37,7 @@ class PrefillMetrics {
   Counter& repaired_blocks_;
   Counter& reserve_refusals_;
   Counter& declined_tokens_;
+  Counter& without_tier_;
   Counter& disk_bytes_;
   Counter& saturated_values_;
   Gauge& slots_used_;

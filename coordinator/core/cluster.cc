@@ -200,7 +200,9 @@ absl::StatusOr<Grant> Cluster::Admit(const Moment& now, const AdmitRequest& requ
     if (!fits.ok()) return refuse(fits);
   }
   ClusterView view = nodes_.View();
-  if (view.stores.empty()) return refuse(absl::FailedPreconditionError("no store is ready"));
+  if (view.stores.empty() && !request.holder.empty()) {
+    return refuse(absl::FailedPreconditionError("no store is ready"));
+  }
   if (requests_.counts().running >= static_cast<uint64_t>(options_.request_limit)) {
     return refuse(absl::ResourceExhaustedError(
         absl::StrCat(requests_.counts().running, " requests are running, the limit is ",
@@ -220,8 +222,17 @@ absl::StatusOr<Grant> Cluster::Admit(const Moment& now, const AdmitRequest& requ
   ticket.stores = std::move(view.stores);
   ticket.capability = std::move(capability);
   ticket.present_by_unix_ms = absl::ToUnixMillis(now.unix + options_.present_within);
+  NoteTier(now, !ticket.stores.empty());
   requests_.Insert(now.monotonic, ticket, RequestPhase::kAdmitted);
   return Grant{std::move(ticket), (*holder)->info.control_address};
+}
+
+void Cluster::NoteTier(const Moment& now, bool stores) {
+  if (stores == has_tier_) return;
+  has_tier_ = stores;
+  events_.Add(now.unix, stores ? "stores are ready: requests use the tier again"
+                               : "no store is ready: requests are served without the tier, and "
+                                 "each prompt is computed twice");
 }
 
 absl::StatusOr<RequestRecord*> Cluster::FindOrAdopt(const Moment& now, const Ticket& ticket,
@@ -291,7 +302,8 @@ absl::StatusOr<Grant> Cluster::Regrant(const Moment& now, const Ticket& ticket,
   KVT_ASSIGN_OR_RETURN(const Member* prefill,
                        PickPrefill(nodes_, requests_, record->ticket.model));
   ClusterView view = nodes_.View();
-  if (view.stores.empty()) return absl::FailedPreconditionError("no store is ready");
+  // The decode worker computes what it lacks itself rather than through a tier that is not there.
+  if (view.stores.empty()) return absl::UnavailableError("no store is ready");
   Ticket granted = record->ticket;
   if (!repeated) {
     record->regranted_from = ticket.epoch;

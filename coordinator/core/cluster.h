@@ -38,7 +38,9 @@ class Cluster {
   HeartbeatReply Heartbeat(const Moment& now, const HeartbeatRequest& request);
   absl::Status Leave(const Moment& now, const NodeName& name, BootEpoch epoch);
   absl::Status SetDraining(const Moment& now, const NodeName& name, bool draining);
-  // `capability`: 16 fresh random bytes. A holder: its own ticket, no worker needed.
+  // `capability`: 16 fresh random bytes. A holder: its own ticket, no worker needed. Without a store
+  // that is ready the ticket's placement is empty, and workers serve it without the tier; a holder,
+  // which has nothing but the tier, is refused (FailedPrecondition).
   absl::StatusOr<Grant> Admit(const Moment& now, const AdmitRequest& request,
                               std::string capability);
   // `ticket`: verified by the caller. A ticket that another boot of the coordinator granted is
@@ -71,11 +73,14 @@ class Cluster {
   absl::StatusOr<RequestRecord*> FindOrAdopt(const Moment& now, const Ticket& ticket,
                                              RequestPhase phase);
   void Act(const Moment& now, const std::vector<Departure>& departures);
+  // Tells when requests begin and cease to be served without stores.
+  void NoteTier(const Moment& now, bool stores);
 
   const CoordinatorCoreOptions options_;
   Membership nodes_;
   RequestTable requests_;
   EventLog events_;
+  bool has_tier_ = true;  // as of the last admission
   absl::Time last_tick_ = absl::InfiniteFuture();
 };
 

@@ -122,6 +122,7 @@ void DecodeEngine::Run() {
     RunTimers();
     StartPulls();
     StartStep();
+    StartChunk();
     Publish();
   }
   queue_.Close();
@@ -282,7 +283,9 @@ void DecodeEngine::StartRunning(const Seq& seq) {
 }
 
 void DecodeEngine::StartStep() {
-  if (device_step_->busy() || schedule_.empty()) return;
+  if (device_step_->busy() || ChunkRuns() || schedule_.empty()) return;
+  if (chunks_turn_ && ChunkWaits()) return;
+  chunks_turn_ = true;
   ++step_;
   step_began_ = deps_.clock->Now();
   std::vector<DecodeRow> rows;

@@ -6,8 +6,9 @@
 //   -> draining
 //
 // and from opening or pulling to resuming and back when stored blocks are lost: a prefill worker
-// computes them again under a higher epoch. Decode computes no prompt tokens. Each block that
-// decoding completes is pushed to the tier; a store that refuses or is dead is counted and ignored.
+// computes them again under a higher epoch. Only while no store is reachable decode computes prompt
+// tokens itself (computing, then running): chunks take turns with steps. Each block that decoding
+// completes is pushed to the tier; a store that refuses or is dead is counted and ignored.
 //
 // Life cycle: Run() on a thread of the composition root until Stop(); sequences that still run then
 // end with Unavailable. Everything borrowed outlives the engine.
@@ -27,6 +28,7 @@
 #include "decode_worker/decode_metrics.h"
 #include "decode_worker/decode_options.h"
 #include "decode_worker/engine/decode_step.h"
+#include "decode_worker/engine/prompt_chunk.h"
 #include "decode_worker/engine/sequence.h"
 #include "decode_worker/engine/sequence_control.h"
 #include "decode_worker/pool/shared_blocks.h"
@@ -116,6 +118,14 @@ class DecodeEngine {
   void StartRunning(const Seq& seq);
   void Resume(const Seq& seq, int blocks_lost);
   void SendResume(const Seq& seq, int blocks_lost);
+  // Slots for all blocks; those that another sequence holds are shared and count as loaded.
+  void AppendSlots(const Seq& seq);
+  // No store is reachable: the blocks that are not loaded are computed on this device.
+  void ComputeHere(const Seq& seq);
+  [[nodiscard]] bool ChunkWaits();
+  [[nodiscard]] bool ChunkRuns() const { return chunk_ != nullptr && chunk_->busy(); }
+  void StartChunk();
+  void OnChunkDone(const Seq& seq, int first, int end, uint64_t tokens);
 
   void StartStep();
   void OnStepDone(const DecodeStepResult& result);
@@ -150,6 +160,9 @@ class DecodeEngine {
   uint64_t next_sequence_ = 1;
   uint64_t step_ = 0;
   std::vector<Seq> stepping_;
+  std::unique_ptr<PromptChunk> chunk_;  // made when first needed
+  std::deque<Seq> computing_;           // in turn; ended ones are dropped when they come up
+  bool chunks_turn_ = false;            // the device ran a step last
   absl::Time step_began_;
   bool ticking_ = false;
   bool draining_ = false;

@@ -48,11 +48,8 @@ void DecodeEngine::StartPulls() {
   }
 }
 
-void DecodeEngine::Pull(const Seq& seq) {
-  seq->pull_started = true;
-  const int blocks = seq->blocks();
-  const auto layers = static_cast<size_t>(layers_);
-  seq->loaded.resize(static_cast<size_t>(blocks), false);
+void DecodeEngine::AppendSlots(const Seq& seq) {
+  seq->loaded.resize(static_cast<size_t>(seq->blocks()), false);
   int shared = 0;
   for (int b = static_cast<int>(seq->slots.blocks().size()); b < seq->slots.blocks_max(); ++b) {
     const bool full = b < static_cast<int>(seq->names.blocks().size());
@@ -73,6 +70,13 @@ void DecodeEngine::Pull(const Seq& seq) {
     }
   }
   deps_.metrics->Shared(shared);
+}
+
+void DecodeEngine::Pull(const Seq& seq) {
+  seq->pull_started = true;
+  const int blocks = seq->blocks();
+  const auto layers = static_cast<size_t>(layers_);
+  AppendSlots(seq);
   seq->pull_blocks.clear();
   seq->pull_list.clear();
   for (int b = 0; b < blocks; ++b) {
@@ -127,6 +131,7 @@ void DecodeEngine::OnPulled(const Seq& seq, const TransferResult& result) {
 }
 
 void DecodeEngine::Resume(const Seq& seq, int blocks_lost) {
+  if (seq->ticket.ticket.stores.empty() || !deps_.tier->IsReachable()) return ComputeHere(seq);
   if (++seq->resumes > kResumesMax) {
     return Fail(seq, absl::UnavailableError(
                          absl::StrCat(blocks_lost, " stored blocks of the request were lost, and ",
@@ -161,6 +166,7 @@ void DecodeEngine::SendResume(const Seq& seq, int blocks_lost) {
       },
       [this, seq, blocks_lost](absl::Status status) {
         if (status.ok() || seq->phase != SequencePhase::kResuming) return;
+        if (IsRetryable(status) && !deps_.tier->IsReachable()) return ComputeHere(seq);
         if (!IsRetryable(status) || deps_.clock->Now() + kRetryPause >= seq->resume_until) {
           return Fail(seq, absl::Status(status.code(),
                                         absl::StrCat("lost blocks cannot be computed again: ",

@@ -10,6 +10,7 @@ absl::string_view SequencePhaseName(SequencePhase phase) {
     case SequencePhase::kPulling: return "pulling";
     case SequencePhase::kRunning: return "running";
     case SequencePhase::kResuming: return "resuming";
+    case SequencePhase::kComputing: return "computing";
     case SequencePhase::kDraining: return "draining";
   }
   return "?";
@@ -20,11 +21,15 @@ bool MayFollow(SequencePhase from, SequencePhase to) {
   if (to == SequencePhase::kDraining) return true;
   switch (from) {
     case SequencePhase::kOpening:
-      return to == SequencePhase::kPulling || to == SequencePhase::kResuming;
+      return to == SequencePhase::kPulling || to == SequencePhase::kResuming ||
+             to == SequencePhase::kComputing;
     case SequencePhase::kPulling:
-      return to == SequencePhase::kRunning || to == SequencePhase::kResuming;
+      return to == SequencePhase::kRunning || to == SequencePhase::kResuming ||
+             to == SequencePhase::kComputing;
     case SequencePhase::kRunning: return false;  // resident: it keeps what it has
-    case SequencePhase::kResuming: return to == SequencePhase::kOpening;
+    case SequencePhase::kResuming:
+      return to == SequencePhase::kOpening || to == SequencePhase::kComputing;
+    case SequencePhase::kComputing: return to == SequencePhase::kRunning;
     case SequencePhase::kDraining: return false;
   }
   return false;

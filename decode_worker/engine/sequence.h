@@ -22,6 +22,7 @@ enum class SequencePhase : uint8_t {
   kPulling,      // blocks fly into slots, or wait for their turn
   kRunning,      // steps
   kResuming,     // blocks were lost; a prefill worker computes them again
+  kComputing,    // no store is reachable: the blocks that are not here are computed here
   kDraining,     // ended; transfers and calls that touch it still run
 };
 absl::string_view SequencePhaseName(SequencePhase phase);

@@ -17,7 +17,7 @@ std::vector<PlacedBlock> OpenSequence(TierClient& tier, const Sequence& sequence
   std::vector<TierBlock> names(sequence.names.blocks().begin(), sequence.names.blocks().end());
   if (sequence.names.HasTail()) names.push_back(sequence.names.Tail());
   LookupResult found = tier.Lookup(sequence.ticket, names, LookupReach::kEveryStore);
-  if (!found.unreachable.empty()) {
+  if (!found.unreachable.empty() && !sequence.ticket.ticket.stores.empty()) {
     // Just started, or a store is coming back: a moment is cheaper than computing again.
     (void)tier.WaitConnected(kStoreWait);
     found = tier.Lookup(sequence.ticket, names, LookupReach::kEveryStore);

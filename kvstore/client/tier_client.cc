@@ -103,6 +103,13 @@ class TierClient::Impl {
     }
   }
 
+  bool IsReachable() const {
+    for (uint32_t i = 0; i < links_.size(); ++i) {
+      if (links_.Get(i)->IsUp()) return true;
+    }
+    return false;
+  }
+
   LookupResult Lookup(const HeldTicket& ticket, absl::Span<const TierBlock> blocks,
                       LookupReach reach) {
     LookupPlacements placements;
@@ -206,6 +213,8 @@ void TierClient::SetView(const ClusterView& view) { impl_->SetView(view); }
 absl::Status TierClient::WaitConnected(absl::Duration timeout) {
   return impl_->WaitConnected(timeout);
 }
+
+bool TierClient::IsReachable() const { return impl_->IsReachable(); }
 
 LookupResult TierClient::Lookup(const HeldTicket& ticket, absl::Span<const TierBlock> blocks,
                                 LookupReach reach) {

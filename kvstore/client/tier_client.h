@@ -68,6 +68,9 @@ class TierClient {
   // those that have none, and why. A worker serves without them, too.
   absl::Status WaitConnected(absl::Duration timeout);
 
+  // Whether any store has a session and a channel now. Does not block.
+  [[nodiscard]] bool IsReachable() const;
+
   // Finds and pins `blocks` (any of one sequence, in order) for the ticket. Asks each group's owner
   // in the ticket's placement, all at once; for what is absent there the owner in the client's
   // current view and in the previous one, and those next in order where an owner is dead, and

@@ -100,7 +100,7 @@ struct DecodeFigures {
   uint64_t disk_bytes = 0;         // of pulled_bytes
   uint64_t block_bytes = 0;        // both planes of one block
   uint64_t write_back_bytes = 0;
-  uint64_t prompt_tokens_computed = 0;  // stays 0: decode computes no prompt tokens
+  uint64_t prompt_tokens_computed = 0;  // by decode: only while no store is reachable
   uint64_t recomputed_suffixes = 0;
   TokenCounts computed;            // output tokens by fidelity
   absl::Duration admission;        // hand-over to first decode step

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "coordinator/ctl/process.h"
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kvstore/wire/wire_rpc.h"
@@ -138,6 +139,26 @@ pid_t TestCluster::Signal(const std::string& name, int signal) {
   const pid_t pid = Pid(name);
   KVT_CHECK(kill(pid, signal) == 0, name);
   return pid;
+}
+
+absl::Status TestCluster::Restart(const std::string& name) {
+  for (ctl::RunProcess& process : state_.processes) {
+    if (process.name != name) continue;
+    const ctl::ProcessId old{static_cast<pid_t>(process.pid), process.start_ticks};
+    KVT_RETURN_IF_ERROR(Await(kCallTimeout, [&] {
+      return ctl::IsAlive(old) ? absl::FailedPreconditionError(absl::StrCat(name, " runs"))
+                               : absl::OkStatus();
+    }));
+    KVT_ASSIGN_OR_RETURN(
+        const ctl::ProcessId started,
+        ctl::Spawn({absl::StrCat(KVT_BINARY_DIR, "/bin/kvtide-", process.kind), "--config",
+                    process.config_file},
+                   process.log_file));
+    process.pid = started.pid;
+    process.start_ticks = started.start_ticks;
+    return ctl::WriteRunState(run_dir(), state_);  // `down` stops it
+  }
+  return absl::NotFoundError(name);
 }
 
 std::vector<std::string> TestCluster::NamesOf(const std::string& kind) const {

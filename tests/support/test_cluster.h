@@ -64,6 +64,8 @@ class TestCluster {
 
   // Sends `signal` to the daemon of that name. Its pid.
   pid_t Signal(const std::string& name, int signal);
+  // Starts a daemon that has ended again, with the configuration it had.
+  absl::Status Restart(const std::string& name);
   [[nodiscard]] pid_t Pid(const std::string& name) const;
   [[nodiscard]] std::vector<std::string> NamesOf(const std::string& kind) const;
   // NotFound when the coordinator does not know it.

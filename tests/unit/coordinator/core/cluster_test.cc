@@ -106,13 +106,32 @@ TEST_F(Cluster_, WorkerThatIsStopping_SaysSoAndGetsNothingNew) {
   EXPECT_TRUE(Contains(Admit().status(), "draining")) << Admit().status();
 }
 
+TEST_F(Cluster_, Admit_WithoutAStore_IsServedWithoutTheTierAndSaysSo) {
+  Join(NodeKind::kPrefill, "prefill-0");
+  Join(NodeKind::kDecode, "decode-0");
+  const auto grant = Admit();
+  ASSERT_TRUE(grant.ok()) << grant.status();
+  EXPECT_TRUE(grant->ticket.stores.empty());
+  EXPECT_TRUE(Admit().ok());
+  EXPECT_TRUE(HasEvent("served without the tier"));
+  // What a decode worker lacks cannot come through stores: it may ask again, or compute it.
+  Report(grant->ticket, "prefill-0", RequestPhase::kPrefill);
+  const auto placed = cluster_.Place(now_, grant->ticket, {});
+  ASSERT_TRUE(placed.ok()) << placed.status();
+  const auto regrant = cluster_.Regrant(now_, placed->ticket, "blocks are lost");
+  EXPECT_TRUE(absl::IsUnavailable(regrant.status())) << regrant.status();
+  Join(NodeKind::kStore, "store-0");
+  const auto later = Admit();
+  ASSERT_TRUE(later.ok()) << later.status();
+  EXPECT_EQ(later->ticket.stores.size(), 1u);
+  EXPECT_TRUE(HasEvent("use the tier again"));
+}
+
 TEST_F(Cluster_, Admit_WithoutOneKindOfNode_NamesIt) {
   EXPECT_EQ(Admit().status().code(), absl::StatusCode::kFailedPrecondition);
   Join(NodeKind::kPrefill, "prefill-0");
   EXPECT_TRUE(Contains(Admit().status(), "no decode worker for model smol")) << Admit().status();
   Join(NodeKind::kDecode, "decode-0");
-  EXPECT_TRUE(Contains(Admit().status(), "no store is ready")) << Admit().status();
-  EXPECT_EQ(Admit().status().code(), absl::StatusCode::kFailedPrecondition);
   Join(NodeKind::kStore, "store-0");
   EXPECT_TRUE(Admit().ok());
   alive_.erase("decode-0");
