@@ -6,6 +6,7 @@
 #include <cstring>
 #include <ctime>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -16,6 +17,7 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 #include "kernels/model/model_host.h"
+#include "kvstore/client/digest_blocks.h"
 #include "kvstore/client/rpc_stubs.h"
 #include "kvstore/client/worker_daemon.h"
 #include "kvstore/wire/wire_rpc.h"
@@ -69,6 +71,12 @@ absl::Status Run(const Options& options, const sigset_t& stop_signals) {
   worker.model.geometry = host.transformer->geometry();
   worker.model.context_tokens_max =
       static_cast<uint32_t>(host.transformer->config().context_tokens);
+  std::optional<DigestLayout> digests;
+  if (host.calibration != nullptr) {
+    KVT_ASSIGN_OR_RETURN(digests, DigestLayout::Create(host.calibration->Id(),
+                                                       host.calibration->DigestBytesByLayer()));
+    worker.digest_geometry = digests->geometry();
+  }
   worker.capacity_bytes = uint64_t{cache->options().slot_count} * cache->slot_bytes();
   KVT_ASSIGN_OR_RETURN(const auto daemon, WorkerDaemon::Create(worker));
   std::unique_ptr<TraceFile> trace;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/cpu/cpu_device.h"
+#include "kernels/model/calibration_file.h"
 #include "kernels/model/fingerprint.h"
 #include "kernels/model/safetensors.h"
 
@@ -26,6 +27,7 @@ ModelOptions ReadModelOptions(OptionsTable table) {
     table.Problem("compute", "expected \"auto\", \"bf16\" or \"f32\"");
   }
   table.Get("threads", &options.threads, 0, kTeamThreadsMax);
+  table.Get("calibration", &options.calibration);
   return options;
 }
 
@@ -45,6 +47,12 @@ absl::StatusOr<ModelHost> LoadModelHost(const ModelOptions& options) {
   KVT_ASSIGN_OR_RETURN(host.device, MakeCpuDevice({.threads = options.threads}));
   KVT_ASSIGN_OR_RETURN(host.transformer, Transformer::Load(options.folder, *host.device,
                                                            {.compute = options.compute}));
+  if (!options.calibration.empty()) {
+    KVT_ASSIGN_OR_RETURN(Calibration calibration,
+                         LoadCalibration(options.calibration, host.fingerprint,
+                                         host.transformer->geometry()));
+    host.calibration = std::make_unique<const Calibration>(std::move(calibration));
+  }
   return host;
 }
 

@@ -11,6 +11,7 @@
 #include "kernels/model/kv_cache.h"
 #include "kernels/model/model_config.h"
 #include "kernels/model/transformer.h"
+#include "kernels/select/calibration.h"
 
 namespace kvt {
 
@@ -19,6 +20,7 @@ struct ModelOptions {
   std::string name;    // under which it is served; default: the folder's name
   TransformerOptions::Compute compute = TransformerOptions::Compute::kAuto;
   int threads = 0;     // of the CPU device; 0: all processors this process may use
+  std::string calibration;  // file of kvtide calibrate; empty: nothing is served offloaded
 };
 
 // Reads the table; problems are collected in its file.
@@ -30,9 +32,10 @@ struct ModelHost {
   std::string fingerprint;
   std::unique_ptr<Device> device;
   std::unique_ptr<Transformer> transformer;
+  std::unique_ptr<const Calibration> calibration;  // null: none is configured
 };
 
-// Loads on the CPU device. Errors as Transformer::Load.
+// Loads on the CPU device. Errors as Transformer::Load and LoadCalibration.
 absl::StatusOr<ModelHost> LoadModelHost(const ModelOptions& options);
 
 // A cache of as many slots as `bytes` hold, for `rows` sequences up to the model's context.

@@ -180,11 +180,18 @@ std::string Calibration::ToText() const {
   return absl::StrCat(body, "id ", TextId(body), "\n");
 }
 
+std::vector<uint32_t> Calibration::DigestBytesByLayer() const {
+  std::vector<uint32_t> bytes;
+  for (const CalibrationLayer& layer : layers) {
+    bytes.push_back(static_cast<uint32_t>(layer.heads.size()) *
+                    DigestHeadBytes(geometry.head_dim, bits));
+  }
+  return bytes;
+}
+
 double Calibration::DigestBytesShare() const {
   double bytes = 0;
-  for (const CalibrationLayer& layer : layers) {
-    bytes += static_cast<double>(layer.heads.size()) * DigestHeadBytes(geometry.head_dim, bits);
-  }
+  for (const uint32_t layer : DigestBytesByLayer()) bytes += layer;
   return bytes / (2.0 * geometry.RecordBytes());
 }
 

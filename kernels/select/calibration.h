@@ -13,6 +13,7 @@
 //   id ID                                         16 hex digits over all lines before
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,8 @@ struct Calibration {
   // 16 hex digits; equal calibrations have equal ids.
   [[nodiscard]] std::string Id() const;
   [[nodiscard]] std::string ToText() const;
+  // Digest bytes of one block by layer; 0 where the layer is dense.
+  [[nodiscard]] std::vector<uint32_t> DigestBytesByLayer() const;
   // Share of the KV bytes that digests take.
   [[nodiscard]] double DigestBytesShare() const;
 

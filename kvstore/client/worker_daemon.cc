@@ -81,7 +81,13 @@ absl::Status WorkerDaemon::Build() {
   config.model = options_.model;
   config.options = options_.tier;
   for (const auto& transport : transports_) config.transports.push_back(transport.get());
-  tier_ = std::make_unique<TierClient>(std::move(config), *tier_calls_, RealClock::Get());
+  tier_ = std::make_unique<TierClient>(config, *tier_calls_, RealClock::Get());
+  if (options_.digest_geometry.has_value()) {
+    // A store keeps one session for each worker's name.
+    config.worker = absl::StrCat(options_.node.name, "/digest");
+    config.model.geometry = *options_.digest_geometry;
+    digest_tier_ = std::make_unique<TierClient>(std::move(config), *tier_calls_, RealClock::Get());
+  }
   reporter_ = std::make_unique<TicketReporter>(*coordinator_, *report_calls_);
   return absl::OkStatus();
 }
@@ -109,7 +115,10 @@ void WorkerDaemon::Join(const std::string& control_address, WorkerEvents events)
     const absl::Status status = gate_.SetKey(reply.ticket_public_key);
     if (!status.ok()) KVT_LOG(kError, "the coordinator's ticket key: ", status.ToString());
   };
-  told.on_view = [this](const ClusterView& view) { tier_->SetView(view); };
+  told.on_view = [this](const ClusterView& view) {
+    tier_->SetView(view);
+    if (digest_tier_ != nullptr) digest_tier_->SetView(view);
+  };
   told.on_cancelled = std::move(events.cancelled);
   told.on_drain = [drain = std::move(events.drain)](bool draining) {
     if (draining) drain();
@@ -135,7 +144,8 @@ void WorkerDaemon::TickLoop() {
   while (true) {
     tier_metrics.Update(tier_->Figures());
     const absl::Time now = RealClock::Get().Now();
-    const absl::Time next = tier_->Tick(now);
+    absl::Time next = tier_->Tick(now);
+    if (digest_tier_ != nullptr) next = std::min(next, digest_tier_->Tick(now));
     const absl::Duration pause = std::clamp(next - RealClock::Get().Now(), kTickMin, kTickMax);
     MutexLock lock(mu_);
     if (!stopping_) wake_.WaitFor(mu_, pause);
@@ -155,6 +165,7 @@ void WorkerDaemon::Stop() {
   if (agent_thread_.joinable()) agent_thread_.join();
   if (tick_thread_.joinable()) tick_thread_.join();
   if (tier_ != nullptr) tier_->Close();
+  if (digest_tier_ != nullptr) digest_tier_->Close();
   if (tier_calls_ != nullptr) tier_calls_->Stop();
 }
 

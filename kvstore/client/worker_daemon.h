@@ -8,6 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,6 +34,8 @@ struct WorkerDaemonOptions {
   NodeOptions node;
   ClientOptions tier;
   ModelInfo model;
+  // Of the digests' blocks (kvstore/client/digest_blocks.h); none: the worker has no calibration.
+  std::optional<Geometry> digest_geometry;
   uint64_t capacity_bytes = 0;
   uint32_t batch_max = 0;
 };
@@ -63,6 +66,9 @@ class WorkerDaemon {
 
   [[nodiscard]] CoordinatorApi& coordinator() { return *coordinator_; }
   [[nodiscard]] TierClient& tier() { return *tier_; }
+  // Where the digests lie: the same stores through sessions of their own, under the worker's name
+  // with "/digest". Null without digest_geometry. A ticket is released in it, too.
+  [[nodiscard]] TierClient* digest_tier() { return digest_tier_.get(); }
   // For an engine's blocking calls; not the pool that the tier client uses.
   [[nodiscard]] CallPool& control() { return *control_; }
   [[nodiscard]] TicketReporter& reporter() { return *reporter_; }
@@ -88,6 +94,7 @@ class WorkerDaemon {
   std::unique_ptr<CallPool> control_;
   std::unique_ptr<CallPool> report_calls_;
   std::unique_ptr<TierClient> tier_;
+  std::unique_ptr<TierClient> digest_tier_;
   std::unique_ptr<TicketReporter> reporter_;
   std::unique_ptr<MembershipAgent> agent_;
   std::atomic<bool> draining_{false};

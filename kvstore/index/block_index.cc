@@ -17,6 +17,11 @@ absl::Status CheckText(absl::string_view text, absl::string_view field) {
       absl::StrCat(field, ": ", text.size(), " bytes, at most ", kStoreNameBytesMax));
 }
 
+// Sessions that differ in geometry alone may hold a ticket together (docs/decisions/0006).
+bool IsSameModel(const SpaceInfo& a, const SpaceInfo& b) {
+  return a.model_fingerprint == b.model_fingerprint && a.numerics_id == b.numerics_id;
+}
+
 }  // namespace
 
 BlockIndex::BlockIndex(const IndexOptions& options, RecordEvents& events)
@@ -131,8 +136,8 @@ absl::StatusOr<Holder*> BlockIndex::Hold(Session& session, const TicketClaim& cl
     ticket->epoch = claim.epoch;
     ticket->space = session.space;
     ticket->domain = domain;
-    ticket->cls = *allocator_.ClassOf(session.geometry.RecordBytes());
-  } else if (ticket->space != session.space || ticket->domain != domain) {
+  } else if (!IsSameModel(spaces_info_[ticket->space], spaces_info_[session.space]) ||
+             ticket->domain != domain) {
     return absl::FailedPreconditionError(
         absl::StrCat("ticket ", claim.id.value(), " is held for another model or tenant"));
   } else if (claim.epoch > ticket->epoch) {
@@ -143,6 +148,8 @@ absl::StatusOr<Holder*> BlockIndex::Hold(Session& session, const TicketClaim& cl
   if (Holder* const holder = ticket->HolderIn(session.id); holder != nullptr) return holder;
   auto holder = std::make_unique<Holder>();
   holder->session = session.id;
+  holder->space = session.space;
+  holder->cls = *allocator_.ClassOf(session.geometry.RecordBytes());
   holder->ticket = claim.id;
   holder->epoch = claim.epoch;
   ticket->holders.push_back(std::move(holder));
@@ -150,8 +157,12 @@ absl::StatusOr<Holder*> BlockIndex::Hold(Session& session, const TicketClaim& cl
   return ticket->holders.back().get();
 }
 
-absl::Status BlockIndex::CheckNames(absl::Span<const BlockName> blocks,
-                                    const TicketClaim& claim) const {
+absl::Status BlockIndex::CheckNames(absl::Span<const BlockName> blocks, const TicketClaim& claim,
+                                    uint32_t output_blocks) const {
+  if (output_blocks > static_cast<uint32_t>(kSequenceBlocksMax)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("output_blocks: ", output_blocks, ", at most ", kSequenceBlocksMax));
+  }
   if (blocks.size() > static_cast<size_t>(kSequenceBlocksMax)) {
     return absl::InvalidArgumentError(
         absl::StrCat("blocks: ", blocks.size(), ", at most ", kSequenceBlocksMax));
@@ -177,7 +188,7 @@ absl::Status BlockIndex::CheckNames(absl::Span<const BlockName> blocks,
 
 bool BlockIndex::Matches(const Block& block, const BlockName& name, const Holder& holder,
                          const TicketEntry& ticket) const {
-  return block.space == ticket.space && block.domain == ticket.domain &&
+  return block.space == holder.space && block.domain == ticket.domain &&
          block.provenance == name.provenance && block.ticket_private == name.ticket_private &&
          (!block.ticket_private || block.ticket == holder.ticket) && block.parent == name.parent &&
          block.token_count == name.tokens.size() &&
@@ -236,14 +247,17 @@ absl::Status BlockIndex::Reserve(absl::Time now, SessionId id, const TicketClaim
                                  absl::Span<const BlockName> blocks, uint32_t output_blocks,
                                  std::vector<ReservedBlock>* out, AgedAsk* aged) {
   KVT_ASSIGN_OR_RETURN(Session* const session, NeedSession(now, id));
-  KVT_RETURN_IF_ERROR(CheckNames(blocks, claim));
-  if (output_blocks > static_cast<uint32_t>(kSequenceBlocksMax)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("output_blocks: ", output_blocks, ", at most ", kSequenceBlocksMax));
-  }
+  KVT_RETURN_IF_ERROR(CheckNames(blocks, claim, output_blocks));
   const bool known = tickets_.FindHolder(id, claim.id, claim.epoch) != nullptr;
   KVT_ASSIGN_OR_RETURN(Holder* const holder, Hold(*session, claim));
   TicketEntry& ticket = *tickets_.Find(claim.id);
+
+  // Of one geometry: that of the session which asked for it first.
+  const bool own_room = ticket.ClaimRoom(*holder);
+  if (!own_room && output_blocks > 0) {
+    if (!known) LetGo(id, claim.id);
+    return absl::InvalidArgumentError("output_blocks: the ticket's room is of another geometry");
+  }
 
   // First what exists, pinned so that making room does not evict it; then all that is new at once.
   std::vector<uint32_t> numbers(blocks.size(), kNoBlock);
@@ -258,19 +272,21 @@ absl::Status BlockIndex::Reserve(absl::Time now, SessionId id, const TicketClaim
       fresh.push_back(i);
     }
   }
-  const uint64_t from_room = std::min<uint64_t>(ticket.room.size(), fresh.size());
-  const uint64_t room_left = ticket.room.size() - from_room;
+  const uint64_t from_room = own_room ? std::min<uint64_t>(ticket.room.size(), fresh.size()) : 0;
+  const uint64_t room_left = own_room ? ticket.room.size() - from_room : 0;
   const uint64_t room_new = output_blocks > room_left ? output_blocks - room_left : 0;
   const uint64_t allocate = fresh.size() - from_room + room_new;
   const bool barred = allocate > 0 && !ticket.granted && turn_.Bars(claim.id, now);
-  const uint64_t bytes = allocate * kPlanes * allocator_.RecordBytes(ticket.cls);
+  const uint64_t bytes = allocate * kPlanes * allocator_.RecordBytes(holder->cls);
   std::vector<uint64_t> own;  // what the tenant gives up to stay within its quota
   const bool within = PlanTenantRoom(ticket.domain, bytes, &own);
-  if (!within || barred || !TryMakeRoom(now, RoomNeed{ticket.cls, allocate * kPlanes, allocate})) {
+  if (!within || barred || !TryMakeRoom(now, RoomNeed{holder->cls, allocate * kPlanes, allocate})) {
     ++(within ? counters_.refused : counters_.tenant_refused);
     for (const size_t i : fresh) holder->reservations.erase(blocks[i].key);
     out->clear();
-    if (within && TryKeepPart(now, claim.id, ticket, allocate, aged)) return absl::OkStatus();
+    if (within && own_room && TryKeepPart(now, claim.id, ticket, allocate, aged)) {
+      return absl::OkStatus();
+    }
     for (auto it = pinned.rbegin(); it != pinned.rend(); ++it) Unpin(*holder, *it);
     const uint32_t domain = ticket.domain;  // the ticket may go now
     if (!known) LetGo(id, claim.id);
@@ -279,20 +295,13 @@ absl::Status BlockIndex::Reserve(absl::Time now, SessionId id, const TicketClaim
   for (const uint64_t record : own) GiveUp(record);
   ticket.granted = true;
   for (const size_t i : fresh) {
-    uint32_t number;
-    if (!ticket.room.empty()) {
-      number = ticket.room.back();
-      ticket.room.pop_back();
-      --counters_.output_reserved_blocks;
-    } else {
-      number = table_.Allocate(ticket.cls, ticket.domain);
-    }
-    NameBlock(number, blocks[i], *holder, ticket);
+    const uint32_t number = TakeBlock(ticket, *holder);
+    NameBlock(number, blocks[i], *holder);
     holder->reservations[blocks[i].key] = number;
   }
-  if (ticket.room.size() < output_blocks) AddRoom(ticket, output_blocks - ticket.room.size());
+  if (own_room && ticket.room.size() < output_blocks) AddRoom(ticket, output_blocks - ticket.room.size());
   // What it kept of a need that has shrunk meanwhile.
-  if (turn_.Served(claim.id)) TrimRoom(ticket, output_blocks);
+  if (own_room && turn_.Served(claim.id)) TrimRoom(ticket, output_blocks);
   out->resize(blocks.size());
   for (size_t i = 0; i < blocks.size(); ++i) {
     const bool exists = numbers[i] != kNoBlock;

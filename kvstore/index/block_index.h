@@ -157,12 +157,12 @@ class BlockIndex {
 
  private:
   absl::StatusOr<Session*> NeedSession(absl::Time now, SessionId id);
-  // The interned number of a model.
   absl::StatusOr<uint32_t> SpaceOf(absl::string_view model_fingerprint,
                                    absl::string_view numerics_id, const Geometry& geometry);
   // The ticket's holder in the session, made when new; fences lower epochs.
   absl::StatusOr<Holder*> Hold(Session& session, const TicketClaim& claim);
-  absl::Status CheckNames(absl::Span<const BlockName> blocks, const TicketClaim& claim) const;
+  absl::Status CheckNames(absl::Span<const BlockName> blocks, const TicketClaim& claim,
+                          uint32_t output_blocks = 0) const;
   [[nodiscard]] bool Matches(const Block& block, const BlockName& name, const Holder& holder,
                              const TicketEntry& ticket) const;
   // The sealed block of that name, or kNoBlock; counts a mismatch.
@@ -204,12 +204,12 @@ class BlockIndex {
   bool TryMakeDiskRoom(uint64_t bytes);
   void CheckBlock(uint32_t number) const;
   void AddRoom(TicketEntry& ticket, uint64_t blocks);
+  uint32_t TakeBlock(TicketEntry& ticket, const Holder& holder);  // out of the room, if it has one
   void TrimRoom(TicketEntry& ticket, uint64_t blocks);
   // Keeps as much of `want` as there is. False: not the ticket's turn, or it would never fit.
   bool TryKeepPart(absl::Time now, TicketId id, TicketEntry& ticket, uint64_t want, AgedAsk* aged);
 
-  void NameBlock(uint32_t number, const BlockName& name, const Holder& holder,
-                 const TicketEntry& ticket);
+  void NameBlock(uint32_t number, const BlockName& name, const Holder& holder);
   // The sealed block with the same content and both planes, or kNoBlock.
   [[nodiscard]] uint32_t FindWinner(const Block& block, const TicketEntry& ticket) const;
   // The block is complete and no write runs.

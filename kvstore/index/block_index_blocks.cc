@@ -118,8 +118,18 @@ bool BlockIndex::TryMakeRoom(absl::Time now, const RoomNeed& need) {
 
 void BlockIndex::AddRoom(TicketEntry& ticket, uint64_t blocks) {
   for (uint64_t i = 0; i < blocks; ++i)
-    ticket.room.push_back(table_.Allocate(ticket.cls, ticket.domain));
+    ticket.room.push_back(table_.Allocate(ticket.room_cls, ticket.domain));
   counters_.output_reserved_blocks += blocks;
+}
+
+uint32_t BlockIndex::TakeBlock(TicketEntry& ticket, const Holder& holder) {
+  if (ticket.room_cls != holder.cls || ticket.room.empty()) {
+    return table_.Allocate(holder.cls, ticket.domain);
+  }
+  const uint32_t number = ticket.room.back();
+  ticket.room.pop_back();
+  --counters_.output_reserved_blocks;
+  return number;
 }
 
 void BlockIndex::TrimRoom(TicketEntry& ticket, uint64_t blocks) {
@@ -133,13 +143,13 @@ void BlockIndex::TrimRoom(TicketEntry& ticket, uint64_t blocks) {
 bool BlockIndex::TryKeepPart(absl::Time now, TicketId id, TicketEntry& ticket, uint64_t want,
                              AgedAsk* aged) {
   if (aged == nullptr || aged->waited <= absl::ZeroDuration()) return false;
-  if (want + ticket.room.size() > allocator_.CapacityOf(ticket.cls) / kPlanes) return false;
+  if (want + ticket.room.size() > allocator_.CapacityOf(ticket.room_cls) / kPlanes) return false;
   if (!turn_.TryTake(now, id, now - aged->waited)) return false;
   aged->pending = true;
   // Room is made for all of a step or nothing of it: halving finds what there is.
   uint64_t left = want;
   for (uint64_t step = left / 2; step > 0;) {
-    if (step <= left && TryMakeRoom(now, RoomNeed{ticket.cls, step * kPlanes, step})) {
+    if (step <= left && TryMakeRoom(now, RoomNeed{ticket.room_cls, step * kPlanes, step})) {
       AddRoom(ticket, step);
       left -= step;
     } else {
@@ -149,12 +159,11 @@ bool BlockIndex::TryKeepPart(absl::Time now, TicketId id, TicketEntry& ticket, u
   return true;
 }
 
-void BlockIndex::NameBlock(uint32_t number, const BlockName& name, const Holder& holder,
-                           const TicketEntry& ticket) {
+void BlockIndex::NameBlock(uint32_t number, const BlockName& name, const Holder& holder) {
   Block& block = table_.At(number);
   block.TakeName(name);
   block.ticket_private = name.ticket_private;
-  block.space = ticket.space;
+  block.space = holder.space;
   block.ticket = holder.ticket;
   block.session = holder.session;
 }
@@ -163,7 +172,7 @@ uint32_t BlockIndex::FindWinner(const Block& block, const TicketEntry& ticket) c
   const auto it = sealed_.find(block.key);
   if (it == sealed_.end()) return kNoBlock;
   const Block& other = table_.At(it->second);
-  const bool same = other.HasPlane(Plane::kResidual) && other.space == ticket.space &&
+  const bool same = other.HasPlane(Plane::kResidual) && other.space == block.space &&
                     other.domain == ticket.domain && other.provenance == block.provenance &&
                     other.ticket_private == block.ticket_private &&
                     (!block.ticket_private || other.ticket == block.ticket) &&

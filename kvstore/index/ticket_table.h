@@ -17,6 +17,8 @@ namespace kvt {
 // One ticket in one session.
 struct Holder {
   SessionId session;
+  uint32_t space = 0;                // the session's
+  RecordAllocator::ClassId cls = 0;  // of the session's records
   TicketId ticket;
   TicketEpoch epoch;
   absl::flat_hash_map<uint32_t, uint32_t> pins;  // block number -> order of pinning
@@ -28,15 +30,20 @@ struct Holder {
 
 struct TicketEntry {
   TicketEpoch epoch;  // highest seen; lower ones are fenced
-  uint32_t space = 0;
+  uint32_t space = 0;  // of its first session here; those of the others may differ in geometry alone
   uint32_t domain = 0;
-  RecordAllocator::ClassId cls = 0;
+  RecordAllocator::ClassId room_cls = 0;  // of `room`
   bool has_fenced = false;  // a lower epoch was seen
   bool granted = false;     // a Reserve of it was granted: it has been admitted here
   std::vector<std::unique_ptr<Holder>> holders;
   std::vector<uint32_t> room;      // numbers of unnamed blocks
   std::vector<uint64_t> privates;  // handles of sealed blocks that only this ticket may read
 
+  // Whether `room` is, or from now on may be, of the holder's geometry.
+  bool ClaimRoom(const Holder& holder) {
+    if (room.empty()) room_cls = holder.cls;
+    return room_cls == holder.cls;
+  }
   [[nodiscard]] Holder* HolderIn(SessionId session) const {
     for (const auto& holder : holders) {
       if (holder->session == session) return holder.get();

@@ -87,7 +87,15 @@ struct HandOverRequest {
   SamplingParams sampling;
   std::vector<int32_t> stop_tokens;
   PrefillFigures figures;
+  // The first selection of an offloaded request: by layer the blocks that the last of `tokens` chooses
+  // from its middle (kernels/select/attention_stats.h), as indices into the sequence, ascending; none
+  // in a dense layer. Empty: none was made. Made with the calibration of that id, as the digests that
+  // lie in the tier beside the planes (kvstore/client/digest_blocks.h).
+  std::vector<std::vector<int32_t>> selections;
+  std::string calibration_id;
 };
+inline constexpr int kSelectionLayersMax = 256;
+inline constexpr size_t kCalibrationIdBytesMax = 64;
 
 enum class FinishReason : uint8_t { kRunning = 0, kStop = 1, kLength = 2, kCancelled = 3 };
 
@@ -104,6 +112,14 @@ struct DecodeFigures {
   uint64_t recomputed_suffixes = 0;
   TokenCounts computed;            // output tokens by fidelity
   absl::Duration admission;        // hand-over to first decode step
+  // Of a request served offloaded; otherwise all zero.
+  bool offloaded = false;
+  uint64_t sequence_bytes = 0;   // KV of its tokens at admission, both planes
+  uint64_t admission_bytes = 0;  // pulled before the first step, planes and digests
+  uint64_t digest_bytes = 0;     // of those: digests
+  uint64_t selected_blocks = 0;  // chosen from the middle, over all sparse steps and layers
+  uint64_t hot_misses = 0;       // of those: were not on the device
+  uint64_t sparse_steps = 0;     // steps in which a layer left something out
 };
 
 struct TokenEvent {

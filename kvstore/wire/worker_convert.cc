@@ -1,6 +1,8 @@
 #include "kvstore/wire/worker_convert.h"
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kernels/base/limits.h"
 
 namespace kvt::rpc {
 namespace {
@@ -76,6 +78,13 @@ void ToWire(const DecodeFigures& from, kvtide::DecodeFigures* to) {
   to->set_recomputed_suffixes(from.recomputed_suffixes);
   rpc::ToWire(from.computed, to->mutable_computed());
   to->set_admission_ns(ToNs(from.admission));
+  to->set_offloaded(from.offloaded);
+  to->set_sequence_bytes(from.sequence_bytes);
+  to->set_admission_bytes(from.admission_bytes);
+  to->set_digest_bytes(from.digest_bytes);
+  to->set_selected_blocks(from.selected_blocks);
+  to->set_hot_misses(from.hot_misses);
+  to->set_sparse_steps(from.sparse_steps);
   to->set_disk_blocks(from.disk_blocks);
   to->set_disk_bytes(from.disk_bytes);
 }
@@ -92,9 +101,37 @@ DecodeFigures FromWire(const kvtide::DecodeFigures& from) {
   to.recomputed_suffixes = from.recomputed_suffixes();
   to.computed = rpc::FromWire(from.computed());
   to.admission = FromNs(from.admission_ns());
+  to.offloaded = from.offloaded();
+  to.sequence_bytes = from.sequence_bytes();
+  to.admission_bytes = from.admission_bytes();
+  to.digest_bytes = from.digest_bytes();
+  to.selected_blocks = from.selected_blocks();
+  to.hot_misses = from.hot_misses();
+  to.sparse_steps = from.sparse_steps();
   to.disk_blocks = from.disk_blocks();
   to.disk_bytes = from.disk_bytes();
   return to;
+}
+
+absl::Status ReadSelections(const kvtide::HandOverRequest& from,
+                            std::vector<std::vector<int32_t>>* to) {
+  if (from.selections_size() > kSelectionLayersMax) {
+    return absl::InvalidArgumentError(absl::StrCat("hand_over.selections: ", from.selections_size(),
+                                                   " layers, at most ", kSelectionLayersMax));
+  }
+  for (const kvtide::LayerSelection& layer : from.selections()) {
+    int32_t least = 0;  // so that there are no more than kSequenceBlocksMax, too
+    for (const int32_t block : layer.blocks()) {
+      if (block < least || block >= kSequenceBlocksMax) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("hand_over.selections[", to->size(), "]: block ", block,
+                         " is not in ascending order below ", kSequenceBlocksMax));
+      }
+      least = block + 1;
+    }
+    to->push_back(ToVector<int32_t>(layer.blocks()));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -164,10 +201,21 @@ void ToWire(const HandOverRequest& from, kvtide::HandOverRequest* to) {
   ToWire(from.sampling, to->mutable_sampling());
   CopyTokens(from.stop_tokens, to->mutable_stop_tokens());
   ToWire(from.figures, to->mutable_figures());
+  for (const std::vector<int32_t>& blocks : from.selections) {
+    CopyTokens(blocks, to->add_selections()->mutable_blocks());
+  }
+  to->set_calibration_id(from.calibration_id);
 }
 
-HandOverRequest FromWire(const kvtide::HandOverRequest& from) {
+absl::StatusOr<HandOverRequest> FromWire(const kvtide::HandOverRequest& from) {
   HandOverRequest to;
+  KVT_RETURN_IF_ERROR(ReadSelections(from, &to.selections));
+  if (from.calibration_id().size() > kCalibrationIdBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("hand_over.calibration_id: ", from.calibration_id().size(), " bytes, at most ",
+                     kCalibrationIdBytesMax));
+  }
+  to.calibration_id = from.calibration_id();
   to.ticket = FromWire(from.ticket());
   to.tokens = ToVector<int32_t>(from.tokens());
   to.prompt_tokens = from.prompt_tokens();

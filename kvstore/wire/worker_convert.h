@@ -1,5 +1,6 @@
 // Between worker_api.h and worker.proto. Private to kvstore/wire's .cc files.
-// FromWire fails (InvalidArgument) on an unknown enum value only.
+// FromWire fails (InvalidArgument naming the field) on an unknown enum value and on a selection that
+// is out of bounds or order.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -19,7 +20,7 @@ void ToWire(const AttachRequest& from, kvtide::AttachRequest* to);
 SubmitRequest FromWire(const kvtide::SubmitRequest& from);
 absl::StatusOr<PrefillEvent> FromWire(const kvtide::PrefillEvent& from);
 ResumeRequest FromWire(const kvtide::ResumeRequest& from);
-HandOverRequest FromWire(const kvtide::HandOverRequest& from);
+absl::StatusOr<HandOverRequest> FromWire(const kvtide::HandOverRequest& from);
 absl::StatusOr<TokenEvent> FromWire(const kvtide::TokenEvent& from);
 AttachRequest FromWire(const kvtide::AttachRequest& from);
 

@@ -131,7 +131,8 @@ class DecodeService final : public kvtide::DecodeRpc::Service {
 
   grpc::Status HandOver(grpc::ServerContext* context, const kvtide::HandOverRequest* request,
                         kvtide::Empty*) override {
-    return ToGrpc(api_.HandOver(FromWire(*request)), context);
+    const absl::StatusOr<HandOverRequest> hand_over = FromWire(*request);
+    return ToGrpc(hand_over.ok() ? api_.HandOver(*hand_over) : hand_over.status(), context);
   }
   grpc::Status Attach(grpc::ServerContext* context, const kvtide::AttachRequest* request,
                       grpc::ServerWriter<kvtide::TokenEvent>* writer) override {

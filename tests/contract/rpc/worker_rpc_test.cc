@@ -1,4 +1,5 @@
 // PrefillApi and DecodeApi through gRPC: fields, streams, and what happens when one end goes.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -122,7 +123,9 @@ TEST_F(WorkerRpc, ResumeAndHandOver_CarryEveryField) {
 
   const HandOverRequest hand_over{.ticket = FullTicket('h'), .tokens = {1, 2}, .prompt_tokens = 2,
                                   .next_token = -3, .sampling = kSampling, .stop_tokens = {7, 8},
-                                  .figures = FullPrefillFigures()};
+                                  .figures = FullPrefillFigures(),
+                                  .selections = {{1, 5, 8191}, {}, {0}},
+                                  .calibration_id = "0123456789abcdef"};
   EXPECT_TRUE(decode_->HandOver(hand_over).ok());
   const HandOverRequest& got = decode_api_.hand_over_request;
   ExpectSame(got.ticket, hand_over.ticket);
@@ -132,6 +135,32 @@ TEST_F(WorkerRpc, ResumeAndHandOver_CarryEveryField) {
   EXPECT_EQ(got.sampling, kSampling);
   EXPECT_EQ(got.stop_tokens, hand_over.stop_tokens);
   ExpectSame(got.figures, hand_over.figures);
+  EXPECT_EQ(got.selections, hand_over.selections);
+  EXPECT_EQ(got.calibration_id, hand_over.calibration_id);
+}
+
+TEST_F(WorkerRpc, HandOver_WithASelectionOutOfBounds_IsRefusedNamingTheField) {
+  const auto refusal = [&](const HandOverRequest& request) {
+    decode_api_.hand_over_request.prompt_tokens = 77;
+    const absl::Status status = decode_->HandOver(request);
+    EXPECT_EQ(decode_api_.hand_over_request.prompt_tokens, 77u) << "it reached the worker";
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  HandOverRequest request;
+  request.selections = {{3}, {1, 1}};
+  EXPECT_THAT(refusal(request), ::testing::HasSubstr("hand_over.selections[1]: block 1"));
+  request.selections = {{4, 2}};
+  EXPECT_THAT(refusal(request), ::testing::HasSubstr("hand_over.selections[0]: block 2"));
+  request.selections = {{-1}};
+  EXPECT_THAT(refusal(request), ::testing::HasSubstr("block -1"));
+  request.selections = {{kSequenceBlocksMax}};
+  EXPECT_THAT(refusal(request), ::testing::HasSubstr("block 8192"));
+  request.selections.assign(257, {});
+  EXPECT_THAT(refusal(request), ::testing::HasSubstr("257 layers"));
+  request.selections.clear();
+  request.calibration_id = std::string(65, 'a');
+  EXPECT_THAT(refusal(request), ::testing::HasSubstr("hand_over.calibration_id: 65 bytes"));
 }
 
 TEST_F(WorkerRpc, Attach_CarriesEveryFieldAndTheLastEventsFigures) {
@@ -143,7 +172,9 @@ TEST_F(WorkerRpc, Attach_CarriesEveryFieldAndTheLastEventsFigures) {
                                .block_bytes = 5, .write_back_bytes = 6,
                                .prompt_tokens_computed = 7, .recomputed_suffixes = 8,
                                .computed = {.exact = 9, .base = 10, .sparse = 11},
-                               .admission = absl::Nanoseconds(12)};
+                               .admission = absl::Nanoseconds(12), .offloaded = true,
+                               .sequence_bytes = 15, .admission_bytes = 16, .digest_bytes = 17,
+                               .selected_blocks = 18, .hot_misses = 19, .sparse_steps = 20};
   last.prefill = FullPrefillFigures();
   TokenEvent first;
   first.tokens = {1, 2};
@@ -169,8 +200,13 @@ TEST_F(WorkerRpc, Attach_CarriesEveryFieldAndTheLastEventsFigures) {
                                    figures.write_back_bytes, figures.prompt_tokens_computed,
                                    figures.recomputed_suffixes, figures.computed.exact,
                                    figures.computed.base, figures.computed.sparse,
-                                   figures.disk_blocks, figures.disk_bytes}),
-            std::vector<uint64_t>({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14}));
+                                   figures.disk_blocks, figures.disk_bytes,
+                                   figures.sequence_bytes, figures.admission_bytes,
+                                   figures.digest_bytes, figures.selected_blocks,
+                                   figures.hot_misses, figures.sparse_steps}),
+            std::vector<uint64_t>({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18, 19,
+                                   20}));
+  EXPECT_TRUE(figures.offloaded);
   EXPECT_EQ(figures.admission, absl::Nanoseconds(12));
   ExpectSame(got[2].prefill, FullPrefillFigures());
 }

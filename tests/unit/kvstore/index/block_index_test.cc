@@ -258,6 +258,51 @@ TEST_F(IndexTest, PrivateBlock_IsTheTicketsAloneAndGoesWithItsLastHolder) {
   ExpectIdle();
 }
 
+// What a worker with two geometries of one model does: planes in one session, digests in the other.
+TEST_F(IndexTest, TicketInSessionsOfTwoGeometries_HoldsBlocksOfBothAndRoomOfOne) {
+  MakeIndex(8);
+  Open(1);
+  const Geometry small{.layers = 1, .kv_heads = 1, .head_dim = 32};
+  ASSERT_TRUE(index_->OpenSession(now_, Spec(2, "w1/digest", 1, small)).ok());
+  ASSERT_TRUE(Reserve(1, Claim(1), Names(2, 1), 3).ok());
+  // Room of the other geometry is neither used nor given.
+  const auto reserved = Reserve(2, Claim(1), Names(4, 2));
+  ASSERT_TRUE(reserved.ok()) << reserved.status();
+  EXPECT_EQ(index_->Stats().output_reserved_blocks, 3u);
+  EXPECT_TRUE(absl::IsInvalidArgument(Reserve(2, Claim(1), {}, 1).status()));
+  index_->CheckInvariants();
+  for (const ReservedBlock& block : *reserved) {
+    for (const Plane plane : {Plane::kBase, Plane::kResidual}) {
+      const RecordRange range = Range(Claim(1), block.handle, plane, 0, small.RecordBytes());
+      uint64_t offset = 0;
+      ASSERT_EQ(index_->BeginWrite(SessionId(2), range, &offset), Access::kOk);
+      EXPECT_TRUE(index_->EndWrite(range, true));
+    }
+  }
+  EXPECT_EQ(index_->Stats().resident_bytes[0], 4 * small.RecordBytes());
+  // Each geometry finds its own only.
+  EXPECT_EQ(Hits(1, Claim(2), Names(4, 2)), 0);
+  EXPECT_EQ(Hits(2, Claim(2), Names(4, 2)), 4);
+  const auto again = Reserve(1, Claim(1), Names(4, 1));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(index_->Stats().output_reserved_blocks, 1u);
+  Release(1, 1);
+  index_->CheckInvariants();
+  EXPECT_EQ(Hits(2, Claim(1), Names(4, 2)), 4) << "the other session still holds the ticket";
+  Release(2, 1);
+  Release(1, 2);
+  Release(2, 2);
+  index_->CheckInvariants();
+  EXPECT_EQ(index_->Stats().tickets, 0u);
+  EXPECT_EQ(index_->Stats().blocks, 4u);
+  // Another model stays another model.
+  SessionSpec other = Spec(3, "other");
+  other.numerics_id = "other";
+  ASSERT_TRUE(index_->OpenSession(now_, other).ok());
+  ASSERT_TRUE(Lookup(1, Claim(3), Names(1, 1)).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(Lookup(3, Claim(3), Names(1, 1)).status()));
+}
+
 TEST_F(IndexTest, HigherEpoch_FencesTheLowerAndKeepsRoomAndPrivateBlocks) {
   MakeIndex(8);
   Open(1);
