@@ -99,7 +99,7 @@ absl::StatusOr<Placement> PlaceJob(CoordinatorApi& coordinator, const TicketGate
 }
 
 absl::Status OfferHandOver(const DecodeConnector& connect, const Placement& placement,
-                           const PrefillJob& job) {
+                           const PrefillJob& job, const std::string& calibration_id) {
   const std::shared_ptr<DecodeApi> decode = connect(placement.decode_address);
   HandOverRequest request;
   request.ticket = placement.ticket;
@@ -109,6 +109,10 @@ absl::Status OfferHandOver(const DecodeConnector& connect, const Placement& plac
   request.sampling = job.sampling;
   request.stop_tokens = job.stop_tokens;
   request.figures = job.figures;
+  if (job.selection != nullptr) {
+    request.selections = job.selection->selected;
+    request.calibration_id = calibration_id;
+  }
   return decode->HandOver(request);
 }
 

@@ -46,9 +46,9 @@ SealOutcomes SealBlocks(TierClient& tier, const PrefillJob& job, std::vector<int
 absl::StatusOr<Placement> PlaceJob(CoordinatorApi& coordinator, const TicketGate& gate,
                                    const PlaceRequest& request);
 
-// Offers the request to `placement`'s decode worker.
+// Offers the request to `placement`'s decode worker, with its first selection if it has one.
 absl::Status OfferHandOver(const DecodeConnector& connect, const Placement& placement,
-                           const PrefillJob& job);
+                           const PrefillJob& job, const std::string& calibration_id);
 
 // Blocks that decoding will complete behind `tokens` known ones, at most.
 uint32_t OutputBlocks(uint64_t tokens, uint64_t output_tokens);

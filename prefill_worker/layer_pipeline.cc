@@ -9,9 +9,9 @@ namespace kvt {
 
 absl::StatusOr<std::unique_ptr<LayerPipeline>> LayerPipeline::Create(
     const Transformer& transformer, KvCache& cache, TaskQueue& queue, int rows, int segments,
-    PipelineHandlers handlers) {
+    FirstSelector* selector, PipelineHandlers handlers) {
   std::unique_ptr<LayerPipeline> pipeline(
-      new LayerPipeline(transformer, cache, queue, std::move(handlers)));
+      new LayerPipeline(transformer, cache, queue, selector, std::move(handlers)));
   KVT_ASSIGN_OR_RETURN(pipeline->state_, transformer.NewStepState({.rows = rows,
                                                                    .logits_rows = segments,
                                                                    .segments = segments}));
@@ -22,10 +22,11 @@ absl::StatusOr<std::unique_ptr<LayerPipeline>> LayerPipeline::Create(
 }
 
 LayerPipeline::LayerPipeline(const Transformer& transformer, KvCache& cache, TaskQueue& queue,
-                             PipelineHandlers handlers)
+                             FirstSelector* selector, PipelineHandlers handlers)
     : transformer_(transformer),
       cache_(cache),
       queue_(queue),
+      selector_(selector),
       handlers_(std::move(handlers)),
       times_(static_cast<size_t>(transformer.geometry().layers)) {}
 
@@ -43,12 +44,18 @@ void LayerPipeline::Enqueue(uint64_t step, absl::Span<const PipelineSegment> seg
   step_tables_ = std::exchange(tables_, {});
   std::vector<StepSegment> parts;
   std::vector<SampleParams> sampled;
+  std::vector<SelectionRow> selecting;
+  int rows = 0;
   for (const PipelineSegment& segment : segments) {
     parts.push_back({.table_row = segment.table_row,
                      .first_position = segment.first_position,
                      .tokens = segment.tokens,
                      .logits_rows = segment.sample.has_value() ? 1 : 0});
     if (segment.sample.has_value()) sampled.push_back(*segment.sample);
+    rows += static_cast<int>(segment.tokens.size());
+    if (segment.selection != nullptr) {
+      selecting.push_back({segment.table_row, rows - 1, segment.selection});
+    }
   }
   Stream& stream = *stream_;
   stream.Callback([this] { times_[0].began = RealClock::Get().Now(); });
@@ -60,6 +67,9 @@ void LayerPipeline::Enqueue(uint64_t step, absl::Span<const PipelineSegment> seg
       times_[static_cast<size_t>(layer)].written = RealClock::Get().Now();
       queue_.Post([this, step, layer] { handlers_.layer_written(step, layer); });
     });
+    if (!selecting.empty()) {
+      selector_->Enqueue(stream, cache_, layer, transformer_.Activations(*state_), selecting);
+    }
     transformer_.Attend(stream, *state_, layer);
     transformer_.FinishLayer(stream, *state_, layer);
     stream.Callback([this, layer, layers] {
@@ -87,6 +97,7 @@ void LayerPipeline::Done(uint64_t step, int sampled) {
   }
   busy_ = false;
   step_tables_.clear();
+  if (selector_ != nullptr) selector_->Reset();
   handlers_.step_done(result);
 }
 

@@ -19,6 +19,7 @@
 #include "kernels/model/kv_cache.h"
 #include "kernels/model/transformer.h"
 #include "kvstore/client/task_queue.h"
+#include "prefill_worker/first_selection.h"
 
 namespace kvt {
 
@@ -27,6 +28,8 @@ struct PipelineSegment {
   int first_position = 0;
   absl::Span<const int32_t> tokens;    // valid until Enqueue returns
   std::optional<SampleParams> sample;  // set: the last row is sampled
+  // Not null: its last step; digests and the last row's selection go here, valid until step_done.
+  FirstSelection* selection = nullptr;
 };
 
 struct PipelineResult {
@@ -49,11 +52,12 @@ struct PipelineHandlers {
 
 class LayerPipeline {
  public:
-  // `transformer`, `cache` and `queue` outlive the pipeline. Steps have at most `rows` tokens in
-  // `segments` segments.
+  // `transformer`, `cache`, `queue` and `selector` (null: no segment has a selection) outlive the
+  // pipeline. Steps have at most `rows` tokens in `segments` segments.
   static absl::StatusOr<std::unique_ptr<LayerPipeline>> Create(const Transformer& transformer,
                                                                KvCache& cache, TaskQueue& queue,
                                                                int rows, int segments,
+                                                               FirstSelector* selector,
                                                                PipelineHandlers handlers);
   // The device is drained.
   ~LayerPipeline();
@@ -68,12 +72,13 @@ class LayerPipeline {
 
  private:
   LayerPipeline(const Transformer& transformer, KvCache& cache, TaskQueue& queue,
-                PipelineHandlers handlers);
+                FirstSelector* selector, PipelineHandlers handlers);
   void Done(uint64_t step, int sampled);
 
   const Transformer& transformer_;
   KvCache& cache_;
   TaskQueue& queue_;
+  FirstSelector* const selector_;
   const PipelineHandlers handlers_;
   std::unique_ptr<StepState> state_;
   std::unique_ptr<Mailbox> mailbox_;

@@ -59,11 +59,27 @@ int WaitForSignal(const sigset_t& signals, absl::Duration timeout) {
   return signal > 0 ? signal : 0;
 }
 
-absl::Status Run(const Options& options, const sigset_t& stop_signals) {
-  KVT_RETURN_IF_ERROR(WorkerDaemon::CheckHost(options.worker));
-  KVT_ASSIGN_OR_RETURN(const ModelHost host, LoadModelHost(options.model));
-  KVT_ASSIGN_OR_RETURN(const auto cache, NewKvCache(host, options.prefill.slots_bytes,
-                                                    options.prefill.active_max));
+// With a calibration: how digests lie in the tier, and what makes them.
+struct Offload {
+  std::optional<DigestLayout> digests;
+  std::unique_ptr<FirstSelector> selector;
+};
+
+absl::StatusOr<Offload> MakeOffload(const Options& options, const ModelHost& host,
+                                    const KvCache& cache) {
+  Offload offload;
+  if (host.calibration == nullptr) return offload;
+  KVT_ASSIGN_OR_RETURN(offload.digests,
+                       DigestLayout::Create(host.calibration->Id(),
+                                            host.calibration->DigestBytesByLayer()));
+  KVT_ASSIGN_OR_RETURN(offload.selector, FirstSelector::Create(*host.transformer, *host.calibration,
+                                                               cache.options().blocks_per_row,
+                                                               options.prefill.selection_tokens));
+  return offload;
+}
+
+WorkerDaemonOptions DaemonOptions(const Options& options, const ModelHost& host,
+                                  const KvCache& cache, const Offload& offload) {
   WorkerDaemonOptions worker = options.worker;
   worker.model.name = host.name;
   worker.model.fingerprint = host.fingerprint;
@@ -71,13 +87,18 @@ absl::Status Run(const Options& options, const sigset_t& stop_signals) {
   worker.model.geometry = host.transformer->geometry();
   worker.model.context_tokens_max =
       static_cast<uint32_t>(host.transformer->config().context_tokens);
-  std::optional<DigestLayout> digests;
-  if (host.calibration != nullptr) {
-    KVT_ASSIGN_OR_RETURN(digests, DigestLayout::Create(host.calibration->Id(),
-                                                       host.calibration->DigestBytesByLayer()));
-    worker.digest_geometry = digests->geometry();
-  }
-  worker.capacity_bytes = uint64_t{cache->options().slot_count} * cache->slot_bytes();
+  if (offload.digests.has_value()) worker.digest_geometry = offload.digests->geometry();
+  worker.capacity_bytes = uint64_t{cache.options().slot_count} * cache.slot_bytes();
+  return worker;
+}
+
+absl::Status Run(const Options& options, const sigset_t& stop_signals) {
+  KVT_RETURN_IF_ERROR(WorkerDaemon::CheckHost(options.worker));
+  KVT_ASSIGN_OR_RETURN(const ModelHost host, LoadModelHost(options.model));
+  KVT_ASSIGN_OR_RETURN(const auto cache, NewKvCache(host, options.prefill.slots_bytes,
+                                                    options.prefill.active_max));
+  KVT_ASSIGN_OR_RETURN(const Offload offload, MakeOffload(options, host, *cache));
+  const WorkerDaemonOptions worker = DaemonOptions(options, host, *cache, offload);
   KVT_ASSIGN_OR_RETURN(const auto daemon, WorkerDaemon::Create(worker));
   std::unique_ptr<TraceFile> trace;
   if (!options.prefill.trace_file.empty()) {
@@ -91,6 +112,9 @@ absl::Status Run(const Options& options, const sigset_t& stop_signals) {
   deps.transformer = host.transformer.get();
   deps.cache = cache.get();
   deps.tier = &daemon->tier();
+  deps.digest_tier = daemon->digest_tier();
+  deps.digests = offload.digests.has_value() ? &*offload.digests : nullptr;
+  deps.selector = offload.selector.get();
   deps.coordinator = &daemon->coordinator();
   deps.control = &daemon->control();
   deps.reporter = &daemon->reporter();
@@ -101,8 +125,8 @@ absl::Status Run(const Options& options, const sigset_t& stop_signals) {
   deps.clock = &RealClock::Get();
   KVT_ASSIGN_OR_RETURN(const auto engine, PrefillEngine::Create(options.prefill, deps));
   PrefillService service(
-      {worker.model, host.transformer->config().vocab, daemon->cluster_secret()}, daemon->gate(),
-      *engine, [&daemon] { return daemon->IsFenced(); });
+      {worker.model, host.transformer->config().vocab, daemon->cluster_secret(), deps.digests},
+      daemon->gate(), *engine, [&daemon] { return daemon->IsFenced(); });
   KVT_ASSIGN_OR_RETURN(const auto server, ServePrefill(service, options.worker.node.listen));
   KVT_ASSIGN_OR_RETURN(const HostPort at, ParseHostPort(options.worker.node.listen));
   const std::string address = absl::StrCat(at.host, ":", server->port());

@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(const Prefi
   KVT_ASSIGN_OR_RETURN(
       engine->pipeline_,
       LayerPipeline::Create(*engine->deps_.transformer, *engine->deps_.cache, engine->queue_,
-                            options.chunk_tokens, options.active_max,
+                            options.chunk_tokens, options.active_max, engine->deps_.selector,
                             {.layer_written = [self](uint64_t step, int layer) {
                                self->OnLayerWritten(step, layer);
                              },
@@ -145,6 +145,7 @@ void PrefillEngine::RunTimers() {
 }
 
 absl::Status PrefillEngine::OnSubmit(const Job& job) {
+  KVT_CHECK(!job->digest_chain.has_value() || deps_.selector != nullptr);
   if (draining_) return absl::UnavailableError("the prefill worker is draining");
   const Ticket& ticket = job->ticket.ticket;
   const auto seen = seen_.find(ticket.id);
@@ -260,6 +261,10 @@ void PrefillEngine::StartStep() {
                          .subspan(static_cast<size_t>(turn.range.begin),
                                   static_cast<size_t>(turn.range.size()));
     if (turn.last) segment.sample = ToSampleParams(job->sampling, job->tokens.size());
+    if (turn.last && job->digest_chain.has_value()) {
+      job->selection = deps_.selector->New(static_cast<int>(job->tokens.size()));
+      segment.selection = job->selection.get();
+    }
     segments.push_back(segment);
     for (int b = turn.range.begin / kBlockTokens; b * kBlockTokens < turn.range.end; ++b) {
       const JobBlock& block = job->blocks[static_cast<size_t>(b)];
@@ -333,6 +338,7 @@ void PrefillEngine::OnFirstToken(const Job& job, int32_t token) {
   job->Enter(PrefillPhase::kFlushing);
   job->wait_until = deps_.clock->Now() + options_.store_wait;
   Report(job, RequestPhase::kHandOver, "");
+  if (job->selection != nullptr) WriteDigests(job);
   MaybeSeal(job);
 }
 
@@ -357,6 +363,7 @@ void PrefillEngine::Place(const Job& job) {
 }
 
 void PrefillEngine::HandOver(const Job& job) {
+  if (job->awaits_digests) return;
   if (!job->placement.has_value()) return Place(job);
   if (!job->placement->ok()) {
     const absl::Status status = job->placement->status();
@@ -373,7 +380,8 @@ void PrefillEngine::HandOver(const Job& job) {
   Control<absl::Status>(
       job,
       [this, job, placement = **job->placement] {
-        return OfferHandOver(deps_.connect_decode, placement, *job);
+        return OfferHandOver(deps_.connect_decode, placement, *job,
+                             deps_.digests == nullptr ? "" : deps_.digests->calibration_id());
       },
       [this, job](absl::Status status) { OnHandOver(job, status); });
 }
@@ -416,7 +424,7 @@ void PrefillEngine::End(const Job& job, absl::Status status) {
   admission_.Remove(job->id);
   schedule_.Remove(job->id);
   if (job->pull != TransferId()) deps_.tier->Cancel(job->pull);
-  deps_.tier->Release(job->ticket.ref());
+  Release(job);
   deps_.metrics->JobEnded(status);
   if (absl::IsCancelled(status)) {
     Report(job, RequestPhase::kCancelled, "");
@@ -428,12 +436,17 @@ void PrefillEngine::End(const Job& job, absl::Status status) {
   MaybeForget(job);
 }
 
+void PrefillEngine::Release(const Job& job) {
+  deps_.tier->Release(job->ticket.ref());
+  if (job->digest_chain.has_value()) deps_.digest_tier->Release(job->ticket.ref());
+}
+
 void PrefillEngine::MaybeForget(const Job& job) {
   if (job->phase != PrefillPhase::kEnding || job->pending > 0 || job->pushes_in_flight > 0) return;
   if (jobs_.erase(job->id) == 0) return;
   FreeSlots(job);
   // Again: a call that was under way at the end may have pinned or reserved.
-  deps_.tier->Release(job->ticket.ref());
+  Release(job);
   const auto it = by_ticket_.find(job->ticket.ticket.id);
   if (it != by_ticket_.end() && it->second == job->id) by_ticket_.erase(it);
 }

@@ -36,6 +36,8 @@
 #include "kvstore/client/tier_client.h"
 #include "prefill_worker/admission_queue.h"
 #include "prefill_worker/chunk_schedule.h"
+#include "prefill_worker/digest_write.h"
+#include "prefill_worker/first_selection.h"
 #include "prefill_worker/job_control.h"
 #include "prefill_worker/layer_pipeline.h"
 #include "prefill_worker/prefill_job.h"
@@ -55,6 +57,10 @@ struct PrefillEngineDeps {
   const Transformer* transformer = nullptr;
   KvCache* cache = nullptr;
   TierClient* tier = nullptr;
+  // All three or, without a calibration, none.
+  TierClient* digest_tier = nullptr;
+  const DigestLayout* digests = nullptr;
+  FirstSelector* selector = nullptr;
   CoordinatorApi* coordinator = nullptr;
   CallPool* control = nullptr;  // not the tier client's own
   TicketReporter* reporter = nullptr;
@@ -153,10 +159,18 @@ class PrefillEngine {
   void MaybeSeal(const Job& job);
   void OnSealed(const Job& job, SealOutcomes outcomes);
   void Place(const Job& job);
+  // Of an offloaded request: what its last step made goes into the tier beside the planes.
+  void WriteDigests(const Job& job);
+  void PushDigests(const Job& job, std::shared_ptr<DigestWrite> write);
+  void SealDigests(const Job& job, std::shared_ptr<DigestWrite> write);
+  void EndDigests(const Job& job);
+  // Once the digests are in the tier too, or have had their time.
+  void HandOverWithDigests(const Job& job);
   void HandOver(const Job& job);
   void OnHandOver(const Job& job, const absl::Status& status);
 
   void End(const Job& job, absl::Status status);
+  void Release(const Job& job);
   void MaybeForget(const Job& job);
   void Report(const Job& job, RequestPhase phase, const std::string& error);
   void Publish();

@@ -265,7 +265,7 @@ void PrefillEngine::OnSealed(const Job& job, SealOutcomes outcomes) {
     FreeSlots(job);
     job->Enter(PrefillPhase::kHandingOver);
     job->wait_until = deps_.clock->Now() + options_.hand_over_wait;
-    return HandOver(job);
+    return HandOverWithDigests(job);
   }
   if (++job->repairs > kBlockRepairsMax && (outcomes.homeless.empty() || out_of_time)) {
     return End(job, absl::UnavailableError(absl::StrCat(

@@ -17,6 +17,7 @@
 #include "kvstore/client/sequence_blocks.h"
 #include "kvstore/client/tier_types.h"
 #include "kvstore/wire/worker_api.h"
+#include "prefill_worker/first_selection.h"
 #include "prefill_worker/prefill_plan.h"
 #include "prefill_worker/prefill_stream.h"
 
@@ -104,6 +105,12 @@ struct PrefillJob {
   TransferId pull;
   int pushes_in_flight = 0;
   int repairs = 0;
+
+  // Offloaded class: the chain of the digests' keys, and what the last step made.
+  std::optional<KeyChain> digest_chain;
+  std::shared_ptr<FirstSelection> selection;
+  bool digests_pending = false;
+  bool awaits_digests = false;  // with the hand-over
 
   // Result and hand-over.
   int32_t first_token = -1;

@@ -23,6 +23,11 @@ class PrefillMetrics {
   void ReserveRefused() { reserve_refusals_.Add(1); }
   // A job went on without a reachable store.
   void WithoutTier() { without_tier_.Add(1); }
+  // Of offloaded requests: first selections made, digests stored, digest blocks that found no room or
+  // were lost.
+  void Selected() { selections_.Add(1); }
+  void DigestsPushed(uint64_t bytes) { digest_bytes_.Add(static_cast<double>(bytes)); }
+  void DigestsRefused(int blocks) { digests_refused_.Add(blocks); }
   void Occupancy(uint64_t slots_used, uint64_t jobs_waiting, uint64_t jobs_active);
 
  private:
@@ -38,6 +43,9 @@ class PrefillMetrics {
   Counter& reserve_refusals_;
   Counter& declined_tokens_;
   Counter& without_tier_;
+  Counter& selections_;
+  Counter& digest_bytes_;
+  Counter& digests_refused_;
   Counter& disk_bytes_;
   Counter& saturated_values_;
   Gauge& slots_used_;

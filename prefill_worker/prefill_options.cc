@@ -16,6 +16,7 @@ PrefillOptions ReadPrefillOptions(OptionsTable table) {
   table.Get("reserve_ageing", &options.reserve_ageing, absl::ZeroDuration(), absl::Minutes(10));
   table.Get("hand_over_wait", &options.hand_over_wait, absl::ZeroDuration(), absl::Minutes(10));
   table.Get("fetch_planner", &options.fetch_planner);
+  table.Get("selection_tokens", &options.selection_tokens, 256, kSequenceTokensMax);
   table.Get("drain_timeout", &options.drain_timeout, absl::ZeroDuration(), absl::Minutes(10));
   table.Get("trace_file", &options.trace_file);
   return options;

@@ -33,6 +33,8 @@ struct PrefillOptions {
   // Stored KV that would take longer to fetch than to compute, by what was measured lately, is
   // computed. Off: everything stored is fetched.
   bool fetch_planner = true;
+  // Tokens, sink and recent ones included, of an offloaded request's first selection in a layer.
+  int selection_tokens = 2048;
   // How long running jobs may take to end after SIGTERM.
   absl::Duration drain_timeout = absl::Seconds(20);
   // Chrome trace (JSON array) of every layer's compute and push; empty: none.

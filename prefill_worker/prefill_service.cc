@@ -66,6 +66,10 @@ absl::StatusOr<std::shared_ptr<PrefillJob>> PrefillService::MakeJob(
   domain.tenant = ticket.ticket.tenant;
   auto job = std::make_shared<PrefillJob>(engine_.NextJobId(), std::move(ticket), KeyChain(domain),
                                           tokens);
+  if (options_.digests != nullptr &&
+      job->ticket.ticket.request_class == RequestClass::kOffloaded) {
+    job->digest_chain.emplace(options_.digests->Domain(domain));
+  }
   job->sampling = sampling;
   job->stop_tokens = stop_tokens;
   return job;

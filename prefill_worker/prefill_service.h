@@ -15,6 +15,7 @@ struct PrefillServiceOptions {
   ModelInfo model;
   int vocabulary = 0;
   std::string cluster_secret;
+  const DigestLayout* digests = nullptr;  // borrowed; null: no calibration
 };
 
 class PrefillService final : public PrefillApi {

@@ -154,6 +154,14 @@ TEST_F(CoordinatorRpc, GrantCalls_CarryEveryField) {
   EXPECT_EQ(api_.admit_request.fidelity, Fidelity::kSparse);
   EXPECT_EQ(api_.admit_request.holder, "client-0");
   ExpectSame(admitted->ticket, FullTicket('a'));
+  AdmitRequest unnamed = admit;
+  unnamed.fidelity.reset();
+  ASSERT_TRUE(stub_->Admit(unnamed).ok());
+  EXPECT_EQ(api_.admit_request.fidelity, std::nullopt);
+  AdmitRequest exact = admit;
+  exact.fidelity = Fidelity::kExact;  // the enum's zero is a fidelity, too
+  ASSERT_TRUE(stub_->Admit(exact).ok());
+  EXPECT_EQ(api_.admit_request.fidelity, Fidelity::kExact);
   EXPECT_EQ(admitted->id, TicketId(77));
   EXPECT_EQ(admitted->prefill_address, "p:1");
 
