@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "coordinator/core/routing.h"
 #include "kernels/base/check.h"
+#include "kvstore/wire/fidelity.h"
 
 namespace kvt {
 namespace {
@@ -35,6 +36,28 @@ absl::string_view StateName(MemberState state) {
 
 std::string RequestCount(int count) {
   return absl::StrCat(count, count == 1 ? " request" : " requests");
+}
+
+absl::StatusOr<Fidelity> FidelityOf(const CoordinatorCoreOptions& options,
+                                    const AdmitRequest& request) {
+  const auto listed = options.tenants.find(request.tenant);
+  const TenantOptions& tenant =
+      listed == options.tenants.end() ? options.other_tenants : listed->second;
+  const Fidelity fidelity = request.fidelity.value_or(tenant.fidelity);
+  if (fidelity <= tenant.loosest) return fidelity;
+  return absl::PermissionDeniedError(absl::StrCat("fidelity ", FidelityName(fidelity), ": tenant \"",
+                                                  request.tenant, "\" permits ",
+                                                  FidelityName(tenant.loosest), " at most"));
+}
+
+// A permission: a decode worker that cannot offload serves the request resident.
+RequestClass ClassOf(const CoordinatorCoreOptions& options, Fidelity fidelity,
+                     const AdmitRequest& request) {
+  const uint64_t tokens = uint64_t{request.prompt_tokens} + request.output_tokens_max;
+  return fidelity == Fidelity::kSparse && request.holder.empty() &&
+                 tokens > options.offload_from_tokens
+             ? RequestClass::kOffloaded
+             : RequestClass::kResident;
 }
 
 }  // namespace
@@ -155,7 +178,8 @@ absl::StatusOr<ModelInfo> Cluster::ModelOf(const AdmitRequest& request) const {
   return *found;
 }
 
-absl::Status Cluster::CheckAdmission(const AdmitRequest& request, ModelInfo* model) const {
+absl::StatusOr<Fidelity> Cluster::CheckAdmission(const AdmitRequest& request,
+                                                 ModelInfo* model) const {
   KVT_ASSIGN_OR_RETURN(*model, ModelOf(request));
   if (request.prompt_tokens == 0) return absl::InvalidArgumentError("the prompt is empty");
   if (request.output_tokens_max == 0) {
@@ -176,7 +200,7 @@ absl::Status Cluster::CheckAdmission(const AdmitRequest& request, ModelInfo* mod
         "output_tokens_max: ", request.output_tokens_max, " after a prompt of ",
         request.prompt_tokens, " is beyond the context of ", model->name, ", ", context, " tokens"));
   }
-  return absl::OkStatus();
+  return FidelityOf(options_, request);
 }
 
 absl::StatusOr<Grant> Cluster::Admit(const Moment& now, const AdmitRequest& request,
@@ -186,9 +210,8 @@ absl::StatusOr<Grant> Cluster::Admit(const Moment& now, const AdmitRequest& requ
     return status;
   };
   ModelInfo model;
-  if (const absl::Status status = CheckAdmission(request, &model); !status.ok()) {
-    return refuse(status);
-  }
+  const absl::StatusOr<Fidelity> fidelity = CheckAdmission(request, &model);
+  if (!fidelity.ok()) return refuse(fidelity.status());
   absl::StatusOr<const Member*> holder = nodes_.Find(request.holder);
   if (request.holder.empty()) {
     holder = PickPrefill(nodes_, requests_, request.model);
@@ -217,7 +240,8 @@ absl::StatusOr<Grant> Cluster::Admit(const Moment& now, const AdmitRequest& requ
   ticket.numerics_id = model.numerics_id;
   ticket.prompt_tokens = request.prompt_tokens;
   ticket.output_tokens_max = request.output_tokens_max;
-  ticket.fidelity = request.fidelity;
+  ticket.fidelity = *fidelity;
+  ticket.request_class = ClassOf(options_, *fidelity, request);
   ticket.prefill_worker = (*holder)->info.name;
   ticket.stores = std::move(view.stores);
   ticket.capability = std::move(capability);

@@ -69,7 +69,8 @@ class Cluster {
 
  private:
   absl::StatusOr<ModelInfo> ModelOf(const AdmitRequest& request) const;
-  absl::Status CheckAdmission(const AdmitRequest& request, ModelInfo* model) const;
+  // The fidelity it gets, too.
+  absl::StatusOr<Fidelity> CheckAdmission(const AdmitRequest& request, ModelInfo* model) const;
   absl::StatusOr<RequestRecord*> FindOrAdopt(const Moment& now, const Ticket& ticket,
                                              RequestPhase phase);
   void Act(const Moment& now, const std::vector<Departure>& departures);

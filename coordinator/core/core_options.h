@@ -3,10 +3,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <string>
 
 #include "absl/time/time.h"
+#include "kvstore/wire/ticket.h"
 
 namespace kvt {
+
+// What a tenant's requests get and may ask for.
+struct TenantOptions {
+  Fidelity fidelity = Fidelity::kExact;   // of a request that names none
+  Fidelity loosest = Fidelity::kSparse;   // a request that names a looser one is refused
+};
 
 struct CoordinatorCoreOptions {
   absl::Duration heartbeat_interval = absl::Milliseconds(500);
@@ -18,6 +27,10 @@ struct CoordinatorCoreOptions {
   absl::Duration present_within = absl::Seconds(5);
   // A live worker that does not list a ticket it holds for so long has lost it.
   absl::Duration lost_after = absl::Seconds(30);
+  // Sparse requests of more tokens than this, output included, are of the offloaded class.
+  uint32_t offload_from_tokens = 4096;
+  std::map<std::string, TenantOptions> tenants;
+  TenantOptions other_tenants;  // those that are not listed
   // Requests admitted and not finished.
   int request_limit = 1024;
   // View versions of a restarted coordinator go on from here: the start in Unix seconds.
@@ -41,6 +54,8 @@ inline constexpr absl::Duration kStallFrom = absl::Seconds(1);
 inline constexpr size_t kNodeNameBytesMax = 64;
 inline constexpr size_t kAddressBytesMax = 256;
 inline constexpr size_t kTenantBytesMax = 128;
+// Listed in the configuration.
+inline constexpr size_t kTenantsMax = 4096;
 inline constexpr size_t kErrorBytesMax = 512;
 
 }  // namespace kvt

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <thread>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "kernels/model/model_config.h"
 #include "kernels/model/tokenizer.h"
 #include "kernels/model/utf8.h"
+#include "kvstore/wire/fidelity.h"
 #include "kvstore/wire/wire_rpc.h"
 
 namespace kvt::ctl {
@@ -69,11 +71,12 @@ absl::StatusOr<std::string> ReadPrompt(const GenerateOptions& options) {
   return text;
 }
 
-absl::StatusOr<Fidelity> ParseFidelity(const std::string& name) {
-  if (name == "exact") return Fidelity::kExact;
-  if (name == "elastic") return Fidelity::kElastic;
-  if (name == "sparse") return Fidelity::kSparse;
-  return absl::InvalidArgumentError(absl::StrCat("--fidelity ", name, ": none of exact, elastic, sparse"));
+absl::StatusOr<std::optional<Fidelity>> ParseFidelity(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  const std::optional<Fidelity> fidelity = FidelityNamed(name);
+  if (fidelity.has_value()) return fidelity;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--fidelity ", name, ": none of exact, elastic, sparse"));
 }
 
 absl::StatusOr<std::string> FindModelFolder(const Cli& cli, const GenerateOptions& options) {

@@ -18,7 +18,7 @@ struct GenerateOptions {
   std::string model;         // default: the only one that is served
   std::string model_folder;  // default: of cluster.json
   std::string tenant;
-  std::string fidelity = "exact";
+  std::string fidelity;  // empty: the tenant's default
   int max_tokens = 256;
   double temperature = 0;
   int top_k = 0;

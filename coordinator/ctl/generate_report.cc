@@ -14,6 +14,10 @@ namespace {
 
 using nlohmann::json;
 
+double Percent(uint64_t part, uint64_t whole) {
+  return whole == 0 ? 0.0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+}
+
 double Ms(absl::Duration d) { return absl::ToDoubleMilliseconds(d); }
 
 json ToJson(const PrefillFigures& figures, const NodeName& worker) {
@@ -51,7 +55,15 @@ json ToJson(const DecodeFigures& figures, const NodeName& worker) {
            {{"exact", figures.computed.exact},
             {"base", figures.computed.base},
             {"sparse", figures.computed.sparse}}},
-          {"admission_ms", Ms(figures.admission)}};
+          {"admission_ms", Ms(figures.admission)},
+          {"offloaded", figures.offloaded},
+          {"sequence_bytes", figures.sequence_bytes},
+          {"admission_bytes", figures.admission_bytes},
+          {"admission_bytes_pct", Percent(figures.admission_bytes, figures.sequence_bytes)},
+          {"digest_bytes", figures.digest_bytes},
+          {"selected_blocks", figures.selected_blocks},
+          {"hot_misses", figures.hot_misses},
+          {"sparse_steps", figures.sparse_steps}};
 }
 
 }  // namespace
@@ -101,6 +113,16 @@ std::string FiguresForPeople(const GenerateResult& result) {
   absl::StrAppendFormat(&out, "    tokens computed exact %d, BASE %d, sparse %d; suffixes recomputed %d\n",
                         decode.computed.exact, decode.computed.base, decode.computed.sparse,
                         decode.recomputed_suffixes);
+  if (decode.offloaded) {
+    absl::StrAppendFormat(
+        &out, "    offloaded: admitted with %s of %s (%.1f %%), digests %s of it\n",
+        FormatBytes(decode.admission_bytes), FormatBytes(decode.sequence_bytes),
+        Percent(decode.admission_bytes, decode.sequence_bytes), FormatBytes(decode.digest_bytes));
+    absl::StrAppendFormat(&out,
+                          "    %d sparse steps chose %d blocks, %d of them (%.1f %%) fetched\n",
+                          decode.sparse_steps, decode.selected_blocks, decode.hot_misses,
+                          Percent(decode.hot_misses, decode.selected_blocks));
+  }
   return out;
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,7 @@ struct GenerateRequest {
   std::string tenant;
   std::vector<int32_t> tokens;
   uint32_t output_tokens_max = 0;
-  Fidelity fidelity = Fidelity::kExact;
+  std::optional<Fidelity> fidelity;  // none: the tenant's default
   SamplingParams sampling;
   std::vector<int32_t> stop_tokens;
 };

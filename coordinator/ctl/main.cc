@@ -73,7 +73,8 @@ CLI::App* AddGenerate(CLI::App& app, GenerateOptions* options) {
   command->add_option("--model-folder", options->model_folder,
                       "folder of the tokenizer; default: the cluster's model folder");
   command->add_option("--tenant", options->tenant, "sharing domain; default: shared");
-  command->add_option("--fidelity", options->fidelity, "exact, elastic or sparse")
+  command->add_option("--fidelity", options->fidelity,
+                      "exact, elastic or sparse; default: the tenant's")
       ->capture_default_str();
   AddSampling(command, options);
   command->add_flag("--quiet,-q", options->quiet, "do not print the figures");

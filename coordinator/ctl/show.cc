@@ -13,6 +13,7 @@
 #include "coordinator/ctl/table.h"
 #include "kernels/base/check.h"
 #include "kernels/base/units.h"
+#include "kvstore/wire/fidelity.h"
 #include "kvstore/wire/wire_rpc.h"
 
 namespace kvt::ctl {
@@ -26,15 +27,6 @@ const char* KindName(NodeKind kind) {
     case NodeKind::kPrefill: return "prefill";
     case NodeKind::kDecode: return "decode";
     case NodeKind::kClient: return "client";
-  }
-  return "unknown";
-}
-
-const char* FidelityName(Fidelity fidelity) {
-  switch (fidelity) {
-    case Fidelity::kExact: return "exact";
-    case Fidelity::kElastic: return "elastic";
-    case Fidelity::kSparse: return "sparse";
   }
   return "unknown";
 }
@@ -103,9 +95,8 @@ json ToJson(const RequestStatus& request) {
               {"decode_worker", request.decode_worker},
               {"prompt_tokens", request.prompt_tokens},
               {"output_tokens", request.output_tokens},
-              {"fidelity", FidelityName(request.fidelity)},
-              {"class",
-               request.request_class == RequestClass::kResident ? "resident" : "offloaded"},
+              {"fidelity", std::string(FidelityName(request.fidelity))},
+              {"class", std::string(RequestClassName(request.request_class))},
               {"computed", ToJson(request.computed)},
               {"age_s", Seconds(request.age)},
               {"error", request.error}};
@@ -183,15 +174,17 @@ int RunRequests(const Cli& cli, const RequestsOptions& options) {
   const auto requests = (*coordinator)->Requests();
   if (!requests.ok()) return Fail(cli, requests.status());
   json all = {{"requests", json::array()}};
-  TextTable table({"REQUEST", "PHASE", "MODEL", "PREFILL", "DECODE", ">PROMPT", ">OUTPUT",
-                   ">EXACT/BASE/SPARSE", ">AGE", "ERROR"});
+  TextTable table({"REQUEST", "PHASE", "MODEL", "FIDELITY", "CLASS", "PREFILL", "DECODE", ">PROMPT",
+                   ">OUTPUT", ">EXACT/BASE/SPARSE", ">AGE", "ERROR"});
   int finished = 0;
   for (const RequestStatus& request : *requests) {
     finished += IsFinal(request.phase) ? 1 : 0;
     if (options.limit > 0 && finished > options.limit) break;
     all["requests"].push_back(ToJson(request));
     table.Row({FormatTicketId(request.id), std::string(RequestPhaseName(request.phase)),
-               request.model, request.prefill_worker, request.decode_worker,
+               request.model, std::string(FidelityName(request.fidelity)),
+               std::string(RequestClassName(request.request_class)), request.prefill_worker,
+               request.decode_worker,
                absl::StrCat(request.prompt_tokens), absl::StrCat(request.output_tokens),
                absl::StrCat(request.computed.exact, "/", request.computed.base, "/",
                             request.computed.sparse),

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -85,7 +86,7 @@ struct AdmitRequest {
   std::string tenant;
   uint32_t prompt_tokens = 0;
   uint32_t output_tokens_max = 0;
-  Fidelity fidelity = Fidelity::kExact;
+  std::optional<Fidelity> fidelity;  // none: the tenant's default
   // A registered client that will hold the ticket itself: needs no worker. Empty: a prefill worker.
   NodeName holder = {};
 };
@@ -187,7 +188,8 @@ class CoordinatorApi {
   virtual absl::Status Leave(const NodeName& name, BootEpoch epoch) = 0;
   // NotFound: unknown model (the message lists the known ones). FailedPrecondition: no prefill, decode
   // or store node is alive, or the holder is no ready client (named). InvalidArgument: empty prompt,
-  // beyond the model's context. ResourceExhausted: too many requests.
+  // beyond the model's context. PermissionDenied: a fidelity looser than the tenant's.
+  // ResourceExhausted: too many requests.
   virtual absl::StatusOr<AdmitReply> Admit(const AdmitRequest& request) = 0;
   virtual absl::StatusOr<PlaceReply> Place(const PlaceRequest& request) = 0;
   virtual absl::StatusOr<RegrantReply> Regrant(const RegrantRequest& request) = 0;

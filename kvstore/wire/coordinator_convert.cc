@@ -141,7 +141,7 @@ void ToWire(const AdmitRequest& from, kvtide::AdmitRequest* to) {
   to->set_tenant(from.tenant);
   to->set_prompt_tokens(from.prompt_tokens);
   to->set_output_tokens_max(from.output_tokens_max);
-  to->set_fidelity(static_cast<uint32_t>(from.fidelity));
+  if (from.fidelity.has_value()) to->set_fidelity(static_cast<uint32_t>(*from.fidelity));
   to->set_holder(from.holder);
 }
 
@@ -152,7 +152,9 @@ absl::StatusOr<AdmitRequest> FromWire(const kvtide::AdmitRequest& from) {
   to.prompt_tokens = from.prompt_tokens();
   to.output_tokens_max = from.output_tokens_max();
   to.holder = from.holder();
-  KVT_ASSIGN_OR_RETURN(to.fidelity, ToEnum(from.fidelity(), Fidelity::kSparse, "admit.fidelity"));
+  if (from.has_fidelity()) {
+    KVT_ASSIGN_OR_RETURN(to.fidelity, ToEnum(from.fidelity(), Fidelity::kSparse, "admit.fidelity"));
+  }
   return to;
 }
 

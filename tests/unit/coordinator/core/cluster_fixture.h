@@ -35,7 +35,10 @@ inline RegisterRequest TestNode(NodeKind kind, const std::string& name, uint64_t
 
 class ClusterFixture : public ::testing::Test {
  protected:
-  ClusterFixture() : cluster_(options_) { cluster_.Tick(now_); }
+  explicit ClusterFixture(const CoordinatorCoreOptions& options = {})
+      : options_(options), cluster_(options_) {
+    cluster_.Tick(now_);
+  }
 
   void Join(NodeKind kind, const std::string& name, uint64_t epoch = 1) {
     ASSERT_TRUE(cluster_.Register(now_, TestNode(kind, name, epoch)).ok());

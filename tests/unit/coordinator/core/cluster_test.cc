@@ -62,6 +62,67 @@ TEST_F(Cluster_, Admit_BadInput_IsRefusedByKind) {
   EXPECT_TRUE(cluster_.Admit(now_, good, "c").ok());
 }
 
+CoordinatorCoreOptions TenantOptionsForTest() {
+  CoordinatorCoreOptions options;
+  options.offload_from_tokens = 200;
+  options.tenants["fast"] = {Fidelity::kSparse, Fidelity::kSparse};
+  options.tenants["careful"] = {Fidelity::kExact, Fidelity::kElastic};
+  return options;
+}
+
+class TenantCluster : public ClusterFixture {
+ protected:
+  TenantCluster() : ClusterFixture(TenantOptionsForTest()) {}
+  absl::StatusOr<Grant> Ask(const std::string& tenant, std::optional<Fidelity> fidelity,
+                            uint32_t prompt = 190, uint32_t output = 11,
+                            const std::string& holder = "") {
+    return cluster_.Admit(now_,
+                          AdmitRequest{.model = "smol", .tenant = tenant, .prompt_tokens = prompt,
+                                       .output_tokens_max = output, .fidelity = fidelity,
+                                       .holder = holder},
+                          "c");
+  }
+};
+
+TEST_F(TenantCluster, SparseAndLong_IsOffloadedThroughPlaceAndRegrant) {
+  JoinUsual();
+  const auto grant = Ask("", Fidelity::kSparse);
+  ASSERT_TRUE(grant.ok()) << grant.status();
+  EXPECT_EQ(grant->ticket.fidelity, Fidelity::kSparse);
+  EXPECT_EQ(grant->ticket.request_class, RequestClass::kOffloaded);
+  EXPECT_EQ(Find(grant->ticket.id).request_class, RequestClass::kOffloaded);
+  const auto placed = cluster_.Place(now_, grant->ticket, {});
+  ASSERT_TRUE(placed.ok()) << placed.status();
+  EXPECT_EQ(placed->ticket.request_class, RequestClass::kOffloaded);
+  const auto again = cluster_.Regrant(now_, placed->ticket, "blocks were lost");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->ticket.request_class, RequestClass::kOffloaded);
+  EXPECT_EQ(again->ticket.fidelity, Fidelity::kSparse);
+  // Not longer than the bound, or not sparse, or held by a client that computes itself.
+  EXPECT_EQ(Ask("", Fidelity::kSparse, 190, 10)->ticket.request_class, RequestClass::kResident);
+  EXPECT_EQ(Ask("", Fidelity::kElastic)->ticket.request_class, RequestClass::kResident);
+  Join(NodeKind::kClient, "client-0");
+  const auto held = Ask("", Fidelity::kSparse, 190, 11, "client-0");
+  ASSERT_TRUE(held.ok()) << held.status();
+  EXPECT_EQ(held->ticket.request_class, RequestClass::kResident);
+}
+
+TEST_F(TenantCluster, FidelityNotNamed_IsTheTenantsAndALooserOneThanItsIsRefused) {
+  JoinUsual();
+  EXPECT_EQ(Ask("", std::nullopt)->ticket.fidelity, Fidelity::kExact);
+  EXPECT_EQ(Ask("careful", std::nullopt)->ticket.fidelity, Fidelity::kExact);
+  const auto fast = Ask("fast", std::nullopt);
+  ASSERT_TRUE(fast.ok()) << fast.status();
+  EXPECT_EQ(fast->ticket.fidelity, Fidelity::kSparse);
+  EXPECT_EQ(fast->ticket.request_class, RequestClass::kOffloaded);
+  EXPECT_EQ(Ask("fast", Fidelity::kExact)->ticket.fidelity, Fidelity::kExact);
+  EXPECT_EQ(Ask("careful", Fidelity::kElastic)->ticket.fidelity, Fidelity::kElastic);
+  const absl::Status status = Ask("careful", Fidelity::kSparse).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_TRUE(Contains(status, "tenant \"careful\" permits elastic at most")) << status;
+  EXPECT_EQ(cluster_.counts().refused, 1u);
+}
+
 TEST_F(Cluster_, RequestThatNoDecodeWorkerCouldEverHold_IsRefusedAtOnce) {
   Join(NodeKind::kStore, "store-0");
   Join(NodeKind::kPrefill, "prefill-0");
