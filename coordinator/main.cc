@@ -28,8 +28,8 @@
 namespace kvt {
 namespace {
 
-constexpr absl::Duration kTickInterval = absl::Milliseconds(200);
-constexpr uint64_t kTicksPerObservation = 5;
+constexpr absl::Duration kTickInterval = absl::Milliseconds(250);
+constexpr uint64_t kTicksPerObservation = 4;
 constexpr absl::Duration kStopGrace = absl::Seconds(1);
 
 absl::StatusOr<std::unique_ptr<TicketSigner>> MakeSigner(const std::string& path) {
@@ -85,8 +85,9 @@ absl::Status Run(const CoordinatorOptions& options, const sigset_t& stop_signals
     KVT_RETURN_IF_ERROR(WriteAddressFile(options.address_file, address));
   }
   KVT_LOG(kInfo, "listening on ", address);
-  const timespec tick = absl::ToTimespec(kTickInterval);
   for (uint64_t ticks = 0;; ++ticks) {
+    const absl::Time now = RealClock::Get().Now();
+    const timespec tick = absl::ToTimespec(NextOnGrid(now, kTickInterval) - now);
     const int signal = sigtimedwait(&stop_signals, nullptr, &tick);
     if (signal > 0) {
       KVT_LOG(kInfo, "stopping: ", strsignal(signal));

@@ -23,6 +23,12 @@ class RealClock final : public Clock {
   static const RealClock& Get();
 };
 
+// The first multiple of `step` after `now`. Loops that sleep to such times wake together, those of all
+// processes of a host: its processors then wake once for all, and find their caches warm.
+[[nodiscard]] inline absl::Time NextOnGrid(absl::Time now, absl::Duration step) {
+  return absl::UnixEpoch() + absl::Floor(now - absl::UnixEpoch(), step) + step;
+}
+
 // Moves only when told. Thread-safe.
 class ManualClock final : public Clock {
  public:

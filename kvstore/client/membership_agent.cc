@@ -13,8 +13,8 @@ namespace {
 // Bounds on what a coordinator may ask for.
 constexpr absl::Duration kIntervalMin = absl::Milliseconds(10);
 constexpr absl::Duration kIntervalMax = absl::Seconds(30);
-// How often Run looks whether the lease has ended, between heartbeats.
-constexpr absl::Duration kFenceCheck = absl::Milliseconds(100);
+// How long after the lease's end Step wants to be called to tell of it: clocks are read to microseconds.
+constexpr absl::Duration kFenceSlack = absl::Milliseconds(1);
 
 }  // namespace
 
@@ -40,7 +40,8 @@ absl::Time MembershipAgent::Step() {
     next_ = registered_.load() ? SendHeartbeat(now) : Register(now);
   }
   TellFenced();
-  return std::min(next_, clock_.Now() + kFenceCheck);
+  if (told_fenced_) return next_;
+  return std::min(next_, absl::FromUnixNanos(lease_end_ns_.load()) + kFenceSlack);
 }
 
 absl::Time MembershipAgent::Register(absl::Time now) {
@@ -94,7 +95,7 @@ absl::Time MembershipAgent::SendHeartbeat(absl::Time now) {
     draining_ = reply->drain;
     if (events_.on_drain) events_.on_drain(draining_);
   }
-  return now + interval_;
+  return NextOnGrid(now, interval_);
 }
 
 absl::Time MembershipAgent::RetryLater(absl::Time now, const absl::Status& why) {

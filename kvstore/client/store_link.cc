@@ -11,6 +11,8 @@
 namespace kvt {
 namespace {
 
+// A link that is up and idle is looked at so often, for a channel that closed; every other link more often.
+constexpr absl::Duration kTickUp = absl::Milliseconds(500);
 constexpr absl::Duration kTickMax = absl::Milliseconds(200);
 // A new ticket waits for a renewal under way; a store that takes longer is slow, and skipped.
 constexpr absl::Duration kRenewWaitMax = absl::Milliseconds(300);
@@ -79,11 +81,10 @@ absl::Time StoreLink::Tick(absl::Time now) {
   } else if (idle && !dropped_.empty()) {
     StartJob(&StoreLink::CloseDropped);
   }
-  absl::Time next = now + kTickMax;
-  if (jobs_ > 0) return next;  // what is due waits for the job under way
-  if (state_ == State::kDown && needed) next = std::min(next, std::max(now, connect_at_));
-  if (state_ == State::kUp) next = std::min(next, std::max(now, renew_at_));
-  return next;
+  if (jobs_ > 0) return now + kTickMax;  // what is due waits for the job under way
+  if (state_ == State::kUp) return std::min(NextOnGrid(now, kTickUp), std::max(now, renew_at_));
+  if (state_ == State::kDown && needed) return std::min(now + kTickMax, std::max(now, connect_at_));
+  return now + kTickMax;
 }
 
 bool StoreLink::IsWanted() const {

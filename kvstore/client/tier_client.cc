@@ -16,6 +16,8 @@
 namespace kvt {
 namespace {
 
+constexpr absl::Duration kTickMax = absl::Seconds(1);
+
 TierClientConfig WithDefaults(TierClientConfig config) {
   KVT_CHECK(config.model.geometry.Validate().ok(), config.model.geometry.ToString());
   if (!config.connect_store) {
@@ -174,7 +176,7 @@ class TierClient::Impl {
   }
 
   absl::Time Tick(absl::Time now) {
-    absl::Time next = now + absl::Milliseconds(200);
+    absl::Time next = NextOnGrid(now, kTickMax);
     for (uint32_t i = 0; i < links_.size(); ++i) {
       next = std::min(next, links_.Get(i)->Tick(now));
     }

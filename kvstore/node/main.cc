@@ -43,11 +43,12 @@
 namespace kvt {
 namespace {
 
-constexpr int kTicksPerObservation = 10;  // of the metrics: every second
+constexpr int kTicksPerObservation = 4;  // of the metrics: every second
 constexpr absl::Duration kCoordinatorTimeout = absl::Seconds(1);
 // From SIGTERM: leaving the cluster takes at most kCoordinatorTimeout, running transfers get this
 // long, calls the grace, and closing the metrics endpoint up to 2 s; together less than 5 s.
 constexpr absl::Duration kDrainTimeout = absl::Seconds(1);
+constexpr absl::Duration kDrainPoll = absl::Milliseconds(10);
 constexpr absl::Duration kStopGrace = absl::Milliseconds(500);
 // The spill threads look at the stop flag at least so often.
 constexpr absl::Duration kSpillWait = absl::Milliseconds(250);
@@ -284,8 +285,9 @@ bool StopIsPending() {
 
 // Serves until a signal.
 void Serve(StoreNode& node, StoreMetrics& metrics, const sigset_t& stop_signals) {
-  const timespec tick = absl::ToTimespec(kStoreTick);
   for (int ticks = 0;; ++ticks) {
+    const absl::Time now = RealClock::Get().Now();
+    const timespec tick = absl::ToTimespec(NextOnGrid(now, kStoreTick) - now);
     const int signal = sigtimedwait(&stop_signals, nullptr, &tick);
     if (signal > 0) {
       KVT_LOG(kInfo, "stopping: ", strsignal(signal));
@@ -298,7 +300,7 @@ void Serve(StoreNode& node, StoreMetrics& metrics, const sigset_t& stop_signals)
 
 // Waits until no transfer runs, or kDrainTimeout, or a second signal.
 void Drain(StoreNode& node, const sigset_t& stop_signals) {
-  const timespec tick = absl::ToTimespec(kStoreTick / 10);
+  const timespec tick = absl::ToTimespec(kDrainPoll);
   const absl::Time deadline = RealClock::Get().Now() + kDrainTimeout;
   while (!node.IsQuiet() && RealClock::Get().Now() < deadline) {
     if (sigtimedwait(&stop_signals, nullptr, &tick) > 0) return;

@@ -30,7 +30,7 @@
 
 namespace kvt {
 
-inline constexpr absl::Duration kStoreTick = absl::Milliseconds(100);
+inline constexpr absl::Duration kStoreTick = absl::Milliseconds(250);
 // A gap between ticks beyond this means that the store itself stalled: leases are extended by it.
 inline constexpr absl::Duration kStoreStallAfter = absl::Seconds(1);
 // Data connections of one session.

@@ -22,6 +22,9 @@ constexpr char kOriginKey[] = "kvtide-origin";
 constexpr absl::string_view kLateErrno = "No such file or directory";
 constexpr absl::string_view kNotConnected = "failed to connect to all addresses";
 constexpr int kConnectAttemptsMax = 3;
+// The window of a stream. Fixed: gRPC would otherwise probe the path with pings for as long as calls come,
+// several a second and connection, which is most of what an idle cluster costs.
+constexpr int kWindowBytes = 1 << 20;
 constexpr auto kConnectAgainWait = std::chrono::milliseconds(500);
 
 class Server final : public RpcServer {
@@ -87,6 +90,8 @@ Peer::Peer(absl::string_view what, absl::string_view address, absl::Duration tim
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kWindowBytes);
   // A node that comes back on its port is found soon; a peer of this process is not shared with
   // another stub's backoff; cluster traffic takes no proxy.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
@@ -138,6 +143,10 @@ absl::StatusOr<std::unique_ptr<RpcServer>> StartServer(std::unique_ptr<grpc::Ser
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // A caller ends its call at its deadline; a timer here would only be set, cancelled and waited for.
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_DEADLINE_CHECKS, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kWindowBytes);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address, " (", what,

@@ -6,11 +6,15 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "coordinator/ctl/process.h"
@@ -24,6 +28,7 @@ namespace {
 constexpr absl::Duration kCallTimeout = absl::Seconds(5);
 constexpr absl::Duration kPoll = absl::Milliseconds(20);
 constexpr int kLogLines = 15;
+constexpr absl::string_view kSleeps = "voluntary_ctxt_switches:";  // in /proc/PID/task/TID/status
 
 int RunKvtide(const std::string& arguments, const std::string& log) {
   const std::string command =
@@ -237,21 +242,31 @@ absl::Status TestCluster::AwaitState(const std::string& name, const std::string&
   });
 }
 
-double TestCluster::ProcessorSeconds() const {
-  double seconds = 0;
+std::vector<ProcessorUse> TestCluster::ProcessorUseNow() const {
+  std::vector<ProcessorUse> uses;
   for (const ctl::RunProcess& process : state_.processes) {
-    const std::string stat = ReadAll(absl::StrCat("/proc/", process.pid, "/stat"));
-    const size_t after_name = stat.rfind(')');
-    if (after_name == std::string::npos) continue;
-    std::stringstream fields(stat.substr(after_name + 2));
-    std::string field;
-    double ticks = 0;
-    for (int i = 3; fields >> field; ++i) {
-      if (i == 14 || i == 15) ticks += std::stod(field);  // utime, stime
+    ProcessorUse use;
+    use.name = process.name;
+    clockid_t clock = 0;
+    timespec used{};
+    // In nanoseconds, with the threads that have ended; /proc/PID/stat counts in hundredths of a second.
+    if (clock_getcpuclockid(static_cast<pid_t>(process.pid), &clock) == 0 &&
+        clock_gettime(clock, &used) == 0) {
+      use.processor = absl::DurationFromTimespec(used);
     }
-    seconds += ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+    std::error_code gone;
+    const std::string tasks = absl::StrCat("/proc/", process.pid, "/task");
+    for (const auto& task : std::filesystem::directory_iterator(tasks, gone)) {
+      std::stringstream status(ReadAll(task.path().string() + "/status"));
+      for (std::string line; std::getline(status, line);) {
+        if (!absl::StartsWith(line, kSleeps)) continue;
+        int64_t sleeps = 0;
+        if (absl::SimpleAtoi(line.substr(kSleeps.size()), &sleeps)) use.sleeps += sleeps;
+      }
+    }
+    uses.push_back(std::move(use));
   }
-  return seconds;
+  return uses;
 }
 
 }  // namespace kvt

@@ -41,6 +41,12 @@ struct GenerateOutcome {
   ctl::GenerateResult result;
 };
 
+struct ProcessorUse {
+  std::string name;
+  absl::Duration processor;
+  int64_t sleeps = 0;  // how often its threads went to sleep; each was woken once for it
+};
+
 // Greedy, with the model's name, unless said otherwise.
 ctl::GenerateRequest Request(std::vector<int32_t> tokens, uint32_t output_tokens_max);
 
@@ -79,8 +85,8 @@ class TestCluster {
   // Waits until the coordinator shows the node in that state.
   absl::Status AwaitState(const std::string& name, const std::string& state,
                           absl::Duration timeout);
-  // Processor seconds that all daemons have used so far.
-  [[nodiscard]] double ProcessorSeconds() const;
+  // Of every daemon, since it started.
+  [[nodiscard]] std::vector<ProcessorUse> ProcessorUseNow() const;
 
  private:
   TestCluster() = default;

@@ -115,6 +115,32 @@ TEST_F(MembershipAgentTest, Registers_ThenHeartbeatsAtTheIntervalWithItsLoad) {
   EXPECT_EQ(fences_, std::vector<bool>{false});
 }
 
+TEST_F(MembershipAgentTest, Heartbeats_FallOnTheGridThatAllNodesOfAHostShare) {
+  clock_.Advance(absl::Milliseconds(137));
+  MembershipAgent agent(coordinator_, options_, events_, clock_);
+  const absl::Time began = clock_.Now();
+  EXPECT_EQ(agent.Step(), began);  // registered: the first heartbeat at once
+  EXPECT_EQ(agent.Step(), began + absl::Milliseconds(500 - 137));
+  clock_.Advance(absl::Milliseconds(500 - 137 + 4));  // woken late
+  EXPECT_EQ(agent.Step(), clock_.Now() + absl::Milliseconds(500 - 4));
+  EXPECT_EQ(coordinator_.heartbeats.size(), 2u);
+}
+
+TEST_F(MembershipAgentTest, CoordinatorThatHangs_FenceIsToldAtTheLeaseEndAndNotPolledFor) {
+  MembershipAgent agent(coordinator_, options_, events_, clock_);
+  StepFor(agent, absl::Milliseconds(100));
+  const absl::Time lease_end = clock_.Now() - absl::Milliseconds(100) + absl::Seconds(10);
+  coordinator_.up = false;
+  int steps = 0;
+  for (absl::Time next = agent.Step(); !fences_.back(); next = agent.Step(), ++steps) {
+    // The clock counts whole nanoseconds.
+    clock_.Advance(std::max(absl::Nanoseconds(1), next - clock_.Now()));
+    ASSERT_LE(clock_.Now(), lease_end + absl::Seconds(1));
+  }
+  EXPECT_LE(clock_.Now() - lease_end, absl::Milliseconds(2));
+  EXPECT_LT(steps, 20);  // the tries to reach it, up to 2 s apart
+}
+
 TEST_F(MembershipAgentTest, CoordinatorAwayAtStart_KeepsTryingWithBackoff) {
   coordinator_.up = false;
   MembershipAgent agent(coordinator_, options_, events_, clock_);
