@@ -35,6 +35,14 @@ DecodeMetrics::DecodeMetrics(MetricsRegistry& registry)
       prompt_tokens_(registry.NewCounter(
           "kvtide_decode_prompt_tokens_total",
           "Prompt tokens computed here because no store was reachable.")),
+      selected_blocks_(registry.NewCounter("kvtide_decode_selected_blocks_total",
+                                           "Blocks that steps of offloaded requests chose")),
+      hot_misses_(registry.NewCounter("kvtide_decode_hot_misses_total",
+                                      "Of those: fetched from the tier")),
+      left_out_blocks_(registry.NewCounter("kvtide_decode_left_out_blocks_total",
+                                           "Of those: left out, beyond the fetch cap")),
+      digests_made_(registry.NewCounter("kvtide_decode_digests_made_total",
+                                        "Blocks whose digests were made from their planes")),
       saturated_values_(registry.NewCounter("kvtide_decode_saturated_values_total",
                                             "KV values beyond fp16, written as its largest")),
       slots_used_(registry.NewGauge("kvtide_decode_used_slots", "Device slots that are not free")),
@@ -72,6 +80,12 @@ void DecodeMetrics::WrittenBack(uint64_t bytes, int blocks, int blocks_refused) 
 }
 
 void DecodeMetrics::Resumed() { resumed_.Add(1); }
+
+void DecodeMetrics::Recalled(int selected, int misses, int left_out) {
+  selected_blocks_.Add(selected);
+  hot_misses_.Add(misses);
+  left_out_blocks_.Add(left_out);
+}
 
 void DecodeMetrics::Occupancy(uint64_t slots_used, uint64_t waiting, uint64_t running) {
   slots_used_.Set(static_cast<double>(slots_used));

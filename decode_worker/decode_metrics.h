@@ -22,6 +22,10 @@ class DecodeMetrics {
   void Resumed();
   // Prompt tokens computed because no store was reachable.
   void ComputedHere(uint64_t tokens) { prompt_tokens_.Add(static_cast<double>(tokens)); }
+  // A row of an offloaded step, over its layers.
+  void Recalled(int selected, int misses, int left_out);
+  // Blocks whose digests the tier lacked.
+  void DigestsMade(size_t blocks) { digests_made_.Add(static_cast<double>(blocks)); }
   void Occupancy(uint64_t slots_used, uint64_t waiting, uint64_t running);
 
  private:
@@ -41,6 +45,10 @@ class DecodeMetrics {
   Counter& refused_blocks_;
   Counter& resumed_;
   Counter& prompt_tokens_;
+  Counter& selected_blocks_;
+  Counter& hot_misses_;
+  Counter& left_out_blocks_;
+  Counter& digests_made_;
   Counter& saturated_values_;
   Gauge& slots_used_;
   Gauge& waiting_;

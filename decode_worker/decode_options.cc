@@ -1,6 +1,12 @@
 #include "decode_worker/decode_options.h"
 
 namespace kvt {
+namespace {
+
+// Sinks, recent tokens and one selected block.
+constexpr int kSparseBudgetMin = 160;
+
+}  // namespace
 
 DecodeOptions ReadDecodeOptions(OptionsTable table) {
   DecodeOptions options;
@@ -11,6 +17,9 @@ DecodeOptions ReadDecodeOptions(OptionsTable table) {
   table.Get("keep_finished", &options.keep_finished, absl::ZeroDuration(), absl::Hours(1));
   table.Get("resume_timeout", &options.resume_timeout, absl::Seconds(1), absl::Hours(1));
   table.Get("drain_timeout", &options.drain_timeout, absl::ZeroDuration(), absl::Minutes(10));
+  table.Get("sparse_budget", &options.offload.tokens, kSparseBudgetMin, kSequenceTokensMax);
+  table.Get("hot_factor", &options.offload.hot_factor, 1.0, 64.0);
+  table.Get("fetch_cap", &options.offload.fetch_share, 0.001, 1.0);
   return options;
 }
 

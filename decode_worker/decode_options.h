@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/time/time.h"
+#include "decode_worker/offload/offload_shape.h"
 #include "kernels/base/limits.h"
 #include "kernels/base/options.h"
 #include "kernels/base/units.h"
@@ -25,6 +26,8 @@ struct DecodeOptions {
   absl::Duration resume_timeout = absl::Seconds(60);
   // How long running sequences may take to end after SIGTERM.
   absl::Duration drain_timeout = absl::Seconds(20);
+  // What of an offloaded request stays on the device.
+  OffloadBudget offload;
 };
 
 // Reads the table; problems are collected in its file.

@@ -72,7 +72,7 @@ absl::Status DecodeService::HandOver(const HandOverRequest& request) {
   domain.numerics_id = options_.model.numerics_id;
   domain.geometry = options_.model.geometry;
   domain.tenant = ticket.ticket.tenant;
-  return engine_.HandOver(std::move(ticket), KeyChain(domain), request);
+  return engine_.HandOver(std::move(ticket), domain, request);
 }
 
 absl::Status DecodeService::Attach(const AttachRequest& request, const TokenSink& sink) {

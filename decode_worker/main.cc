@@ -6,6 +6,7 @@
 #include <cstring>
 #include <ctime>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -70,6 +71,12 @@ absl::Status Run(const Options& options, const sigset_t& stop_signals) {
       static_cast<uint32_t>(host.transformer->config().context_tokens);
   worker.batch_max = static_cast<uint32_t>(options.decode.batch_max);
   worker.capacity_bytes = uint64_t{cache->options().slot_count} * cache->slot_bytes();
+  std::optional<DigestLayout> digests;
+  if (host.calibration != nullptr) {
+    KVT_ASSIGN_OR_RETURN(digests, DigestLayout::Create(host.calibration->Id(),
+                                                       host.calibration->DigestBytesByLayer()));
+    worker.digest_geometry = digests->geometry();
+  }
   KVT_ASSIGN_OR_RETURN(const auto daemon, WorkerDaemon::Create(worker));
   DecodeMetrics metrics(daemon->metrics());
   RpcStubs<PrefillApi> stubs(
@@ -85,6 +92,11 @@ absl::Status Run(const Options& options, const sigset_t& stop_signals) {
   deps.connect_prefill = [&stubs](const std::string& address) { return stubs.Get(address); };
   deps.metrics = &metrics;
   deps.clock = &RealClock::Get();
+  if (digests.has_value()) {
+    deps.calibration = host.calibration.get();
+    deps.digest_layout = &*digests;
+    deps.digest_tier = daemon->digest_tier();
+  }
   KVT_ASSIGN_OR_RETURN(const auto engine, DecodeEngine::Create(options.decode, deps));
   DecodeService service(
       {worker.model, host.transformer->config().vocab, daemon->cluster_secret()}, daemon->gate(),

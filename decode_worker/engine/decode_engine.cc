@@ -19,22 +19,12 @@ constexpr size_t kEngineQueueMax = 64 * 1024;
 // Ended requests whose tokens can still be fetched.
 constexpr size_t kFinishedMax = kWorkerRequestsMax;
 
-SampleParams ToSampleParams(const SamplingParams& sampling, uint64_t position) {
-  SampleParams params;
-  params.temperature = static_cast<float>(sampling.temperature);
-  params.top_k = sampling.top_k;
-  params.top_p = static_cast<float>(sampling.top_p);
-  params.seed = sampling.seed;
-  params.position = position;
-  return params;
-}
-
 }  // namespace
 
 // A checked hand-over on its way into the engine, and what it became.
 struct DecodeEngine::Admission {
   HeldTicket ticket;
-  KeyChain chain;
+  KeyDomain domain;
   HandOverRequest request;
   Seq opened;  // set: the caller looks its blocks up and posts OnOpened
 };
@@ -48,6 +38,7 @@ absl::StatusOr<std::unique_ptr<DecodeEngine>> DecodeEngine::Create(const DecodeO
       DecodeStep::Create(*engine->deps_.transformer, *engine->deps_.cache, engine->queue_,
                          options.batch_max,
                          [self](const DecodeStepResult& result) { self->OnStepDone(result); }));
+  KVT_RETURN_IF_ERROR(engine->CreateOffloaded());
   return engine;
 }
 
@@ -64,16 +55,22 @@ DecodeEngine::DecodeEngine(const DecodeOptions& options, DecodeEngineDeps deps)
 
 DecodeEngine::~DecodeEngine() { KVT_CHECK(sequences_.empty(), "sequences=", sequences_.size()); }
 
-absl::Status DecodeEngine::HandOver(HeldTicket ticket, const KeyChain& chain,
+absl::Status DecodeEngine::HandOver(HeldTicket ticket, const KeyDomain& domain,
                                     HandOverRequest request) {
   auto admission = std::make_shared<Admission>(
-      Admission{std::move(ticket), chain, std::move(request), nullptr});
+      Admission{std::move(ticket), domain, std::move(request), nullptr});
   KVT_RETURN_IF_ERROR(
       RunOn(queue_, [this, admission] { return OnHandOver(admission); }, kEngineAnswer));
   const Seq seq = std::move(admission->opened);
   if (seq == nullptr) return absl::OkStatus();  // a repeated call, or it ended with its first token
   auto places = std::make_shared<std::vector<PlacedBlock>>(OpenSequence(*deps_.tier, *seq));
-  queue_.Post([this, seq, places] { OnOpened(seq, std::move(*places)); });
+  auto digests = std::make_shared<std::vector<PlacedBlock>>();
+  if (seq->offload != nullptr && deps_.digest_tier != nullptr) {
+    *digests = FindDigests(*deps_.digest_tier, KeyChain(deps_.digest_layout->Domain(domain)), *seq);
+  }
+  queue_.Post([this, seq, places, digests] {
+    OnOpened(seq, std::move(*places), std::move(*digests));
+  });
   return absl::OkStatus();
 }
 
@@ -117,7 +114,7 @@ LoadReport DecodeEngine::Load() const {
 }
 
 void DecodeEngine::Run() {
-  while (!stopping_ || !sequences_.empty() || device_step_->busy()) {
+  while (!stopping_ || !sequences_.empty() || !stepping_.empty()) {
     queue_.RunAll(UntilNextTimer());
     RunTimers();
     StartPulls();
@@ -184,18 +181,30 @@ absl::Status DecodeEngine::Accept(const std::shared_ptr<Admission>& admission) {
   const int blocks = BlocksFor(uint64_t{ticket.prompt_tokens} + ticket.output_tokens_max);
   const bool has_row =
       static_cast<int>(sequences_.size()) < options_.batch_max && !free_rows_.empty();
-  std::optional<SequenceSlots> slots =
-      has_row ? SequenceSlots::TryCreate(pool_, blocks) : std::nullopt;
+  const bool offloaded =
+      ticket.request_class == RequestClass::kOffloaded && offloaded_step_ != nullptr;
+  std::optional<SequenceSlots> slots;
+  std::unique_ptr<OffloadedSequence> offload;
+  if (has_row && offloaded) {
+    offload = TryOffload(blocks);
+    if (offload != nullptr) slots.emplace(SequenceSlots::None());
+  } else if (has_row) {
+    std::optional<SequenceSlots> whole = SequenceSlots::TryCreate(pool_, blocks);
+    if (whole.has_value()) slots.emplace(std::move(*whole));
+  }
   if (!slots.has_value()) {
     deps_.metrics->Refused();
     return absl::ResourceExhaustedError(
         absl::StrCat(deps_.node, " has ", sequences_.size(), " of ", options_.batch_max,
                      " sequences and ", pool_.available(), " of ", pool_.total(), " slots free; ",
-                     SlotsFor(pool_, blocks), " are needed"));
+                     offloaded ? ShapeFor(*deps_.calibration, options_.offload, blocks).Slots()
+                               : SlotsFor(pool_, blocks),
+                     " are needed"));
   }
   const absl::Time now = deps_.clock->Now();
   const auto seq = std::make_shared<Sequence>(next_sequence_++, admission->ticket,
-                                              admission->chain, std::move(*slots));
+                                              KeyChain(admission->domain), std::move(*slots));
+  seq->offload = std::move(offload);
   seq->tokens = std::move(request.tokens);
   seq->names.Append(seq->tokens);
   seq->prompt_tokens = request.prompt_tokens;
@@ -204,6 +213,7 @@ absl::Status DecodeEngine::Accept(const std::shared_ptr<Admission>& admission) {
   seq->prefill = request.figures;
   seq->figures.block_bytes = 2 * deps_.transformer->geometry().RecordBytes();
   seq->written_back = static_cast<int>(seq->names.blocks().size());
+  if (seq->offload != nullptr) TakeFirstSelection(*seq, request);
   seq->accepted = now;
   seq->stream = std::make_shared<TokenStream>(ticket.capability, now);
   seq->table_row = free_rows_.back();
@@ -237,13 +247,15 @@ absl::Status DecodeEngine::AcceptResumed(const Seq& seq,
   if (request.tokens != seq->tokens) {
     return absl::InvalidArgumentError("tokens: not those of the request that waits here");
   }
-  deps_.tier->Release(seq->ticket.ref());
+  ReleaseTicket(*seq);
   seq->ticket = admission->ticket;
+  if (seq->offload != nullptr) BeginAgain(*seq);
   // A partial block that was pulled before is another block now that it has one more token.
   seq->loaded.resize(std::min(seq->loaded.size(), seq->names.blocks().size()));
   seq->names.Append(absl::MakeConstSpan(request.tokens)
                         .subspan(static_cast<size_t>(seq->names.tokens())));
   seq->written_back = static_cast<int>(seq->names.blocks().size());
+  if (seq->offload != nullptr) TakeFirstSelection(*seq, request);
   ++seq->figures.recomputed_suffixes;
   seq->Enter(SequencePhase::kOpening);
   Report(*seq, RequestPhase::kDecode, "");
@@ -275,6 +287,7 @@ bool DecodeEngine::TakeToken(const Seq& seq, int32_t token) {
 
 void DecodeEngine::StartRunning(const Seq& seq) {
   seq->Enter(SequencePhase::kRunning);
+  if (seq->offload != nullptr) return offloaded_schedule_.Add(seq->id);
   const int blocks = seq->slots.blocks_max();
   device_step_->SetTable(
       seq->table_row, blocks,
@@ -283,8 +296,14 @@ void DecodeEngine::StartRunning(const Seq& seq) {
 }
 
 void DecodeEngine::StartStep() {
-  if (device_step_->busy() || ChunkRuns() || schedule_.empty()) return;
+  if (!stepping_.empty() || ChunkRuns()) return;
   if (chunks_turn_ && ChunkWaits()) return;
+  if (!offloaded_schedule_.empty() && (schedule_.empty() || !last_offloaded_)) {
+    last_offloaded_ = true;
+    if (StartOffloadedStep()) return;
+  }
+  if (schedule_.empty()) return;
+  last_offloaded_ = false;
   chunks_turn_ = true;
   ++step_;
   step_began_ = deps_.clock->Now();
@@ -295,7 +314,7 @@ void DecodeEngine::StartStep() {
     row.table_row = seq->table_row;
     row.position = static_cast<int>(seq->tokens.size()) - 1;
     row.token = seq->tokens.back();
-    row.sample = ToSampleParams(seq->sampling, seq->tokens.size());
+    row.sample = seq->NextSample();
     rows.push_back(row);
     seq->last_step = step_;
     if (!seq->stepped) seq->figures.admission = step_began_ - seq->accepted;
@@ -353,7 +372,7 @@ void DecodeEngine::Finish(const Seq& seq, FinishReason reason) {
   seq->figures.output_tokens = seq->output_tokens();
   if (reason == FinishReason::kCancelled) {
     seq->write_to_end = false;
-    deps_.tier->Release(seq->ticket.ref());  // at once, whatever still runs
+    ReleaseTicket(*seq);  // at once, whatever still runs
     deps_.metrics->Ended(absl::CancelledError());
     Report(*seq, RequestPhase::kCancelled, "");
   } else {
@@ -367,7 +386,7 @@ void DecodeEngine::Finish(const Seq& seq, FinishReason reason) {
 void DecodeEngine::Fail(const Seq& seq, absl::Status status) {
   if (seq->phase == SequencePhase::kDraining) return;
   seq->write_to_end = false;
-  deps_.tier->Release(seq->ticket.ref());  // at once, whatever still runs
+  ReleaseTicket(*seq);  // at once, whatever still runs
   deps_.metrics->Ended(status);
   if (absl::IsCancelled(status)) {
     Report(*seq, RequestPhase::kCancelled, "");
@@ -382,8 +401,12 @@ void DecodeEngine::Fail(const Seq& seq, absl::Status status) {
 void DecodeEngine::Drop(const Seq& seq) {
   if (seq->phase == SequencePhase::kPulling && !seq->pull_started) pulls_.Remove(seq->id);
   schedule_.Remove(seq->id);
+  offloaded_schedule_.Remove(seq->id);
   seq->Enter(SequencePhase::kDraining);
   if (seq->pull != TransferId()) deps_.tier->Cancel(seq->pull);
+  if (seq->offload != nullptr) {
+    for (const auto& pull : seq->offload->pulls) pull->Cancel();
+  }
   {
     MutexLock lock(mu_);
     finished_.emplace_back(deps_.clock->Now(), seq->ticket.ticket.id);
@@ -397,10 +420,18 @@ void DecodeEngine::MaybeForget(const Seq& seq) {
   std::vector<PoolBlock> last;
   seq->slots.Release(seq->last_step, &last);
   for (const PoolBlock block : last) shared_.Forget(block);
+  if (seq->offload != nullptr) seq->offload->slots->Release(seq->last_step);
   free_rows_.push_back(seq->table_row);
-  deps_.tier->Release(seq->ticket.ref());
+  ReleaseTicket(*seq);
   const auto it = by_ticket_.find(seq->ticket.ticket.id);
   if (it != by_ticket_.end() && it->second == seq->id) by_ticket_.erase(it);
+}
+
+void DecodeEngine::ReleaseTicket(const Sequence& seq) {
+  deps_.tier->Release(seq.ticket.ref());
+  if (seq.offload != nullptr && deps_.digest_tier != nullptr) {
+    deps_.digest_tier->Release(seq.ticket.ref());
+  }
 }
 
 void DecodeEngine::Report(const Sequence& seq, RequestPhase phase, const std::string& error) {
@@ -418,8 +449,8 @@ void DecodeEngine::Report(const Sequence& seq, RequestPhase phase, const std::st
 
 void DecodeEngine::Publish() {
   LoadReport load;
-  load.running = static_cast<uint32_t>(schedule_.size());
-  load.waiting = static_cast<uint32_t>(sequences_.size() - schedule_.size());
+  load.running = static_cast<uint32_t>(schedule_.size() + offloaded_schedule_.size());
+  load.waiting = static_cast<uint32_t>(sequences_.size()) - load.running;
   load.slots_free = pool_.available();
   load.slots_total = pool_.total();
   load.tokens_done = tokens_done_;

@@ -10,6 +10,10 @@
 // tokens itself (computing, then running): chunks take turns with steps. Each block that decoding
 // completes is pushed to the tier; a store that refuses or is dead is counted and ignored.
 //
+// Resident sequences step together, offloaded ones (decode_engine_offload.cc) together; one step is in
+// flight, of either class in turn. An offloaded sequence pulls a part of its blocks, may resume from
+// running too (a miss is lost), and lets go of a block only when the tier has a sealed copy of it.
+//
 // Life cycle: Run() on a thread of the composition root until Stop(); sequences that still run then
 // end with Unavailable. Everything borrowed outlives the engine.
 #pragma once
@@ -31,15 +35,19 @@
 #include "decode_worker/engine/prompt_chunk.h"
 #include "decode_worker/engine/sequence.h"
 #include "decode_worker/engine/sequence_control.h"
+#include "decode_worker/offload/offloaded_step.h"
 #include "decode_worker/pool/shared_blocks.h"
 #include "decode_worker/schedule/batch_schedule.h"
 #include "decode_worker/schedule/pull_schedule.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
+#include "kernels/model/digest_heads.h"
 #include "kernels/model/kv_cache.h"
 #include "kernels/model/slot_pool.h"
 #include "kernels/model/transformer.h"
+#include "kernels/select/calibration.h"
 #include "kvstore/client/call_pool.h"
+#include "kvstore/client/digest_blocks.h"
 #include "kvstore/client/task_queue.h"
 #include "kvstore/client/ticket_reporter.h"
 #include "kvstore/client/tier_client.h"
@@ -64,6 +72,10 @@ struct DecodeEngineDeps {
   PrefillConnector connect_prefill;
   DecodeMetrics* metrics = nullptr;
   const Clock* clock = nullptr;
+  // For the offloaded class; null: requests of that class are served resident.
+  const Calibration* calibration = nullptr;
+  const DigestLayout* digest_layout = nullptr;  // null: digests are always made from planes
+  TierClient* digest_tier = nullptr;            // with digest_layout
 };
 
 class DecodeEngine {
@@ -72,10 +84,10 @@ class DecodeEngine {
                                                               DecodeEngineDeps deps);
   ~DecodeEngine();
 
-  // Any thread; blocks for the lookup. Checked request; `chain` names its blocks. OK: accepted.
+  // Any thread; blocks for the lookup. Checked request; `domain` names its blocks. OK: accepted.
   // ResourceExhausted: no slots or rows. FailedPrecondition: fenced by a higher epoch, or a resume
   // nobody waits for. Unavailable: draining.
-  absl::Status HandOver(HeldTicket ticket, const KeyChain& chain, HandOverRequest request);
+  absl::Status HandOver(HeldTicket ticket, const KeyDomain& domain, HandOverRequest request);
   // The output of a request that is here or ended lately; null: unknown.
   [[nodiscard]] std::shared_ptr<TokenStream> Stream(TicketId ticket) const;
   // NotFound: not here (any more). PermissionDenied: another capability.
@@ -111,7 +123,7 @@ class DecodeEngine {
   absl::Status AcceptResumed(const Seq& seq, const std::shared_ptr<Admission>& admission);
   // Appends a token to the output; true when the sequence has ended by it.
   bool TakeToken(const Seq& seq, int32_t token);
-  void OnOpened(const Seq& seq, std::vector<PlacedBlock> places);
+  void OnOpened(const Seq& seq, std::vector<PlacedBlock> places, std::vector<PlacedBlock> digests);
   void StartPulls();
   void Pull(const Seq& seq);
   void OnPulled(const Seq& seq, const TransferResult& result);
@@ -126,6 +138,34 @@ class DecodeEngine {
   [[nodiscard]] bool ChunkRuns() const { return chunk_ != nullptr && chunk_->busy(); }
   void StartChunk();
   void OnChunkDone(const Seq& seq, int first, int end, uint64_t tokens);
+
+  // The offloaded class: decode_engine_offload.cc.
+  absl::Status CreateOffloaded();
+  std::unique_ptr<OffloadedSequence> TryOffload(int blocks);
+  void TakeFirstSelection(Sequence& seq, const HandOverRequest& request);
+  // Back to an empty sequence whose KV lies in the tier, or will, as exact; it is in no step.
+  void BeginAgain(Sequence& seq);
+  bool BecomeResident(Sequence& seq);
+  bool AppendWhole(Sequence& seq);
+  void LoadOffloaded(const Seq& seq);
+  void RunPulls(const Seq& seq, TierClient& tier, std::vector<std::shared_ptr<BlockPull>> pulls,
+                std::function<void()> then);
+  void OnLoadPulled(const Seq& seq, bool digests, const TransferResult& result);
+  void TakeDigests(const Seq& seq, const std::vector<int>& blocks, const BlockPull& pull);
+  void RebuildDigests(const Seq& seq);
+  void LoadSelection(const Seq& seq);
+  void FinishLoad(const Seq& seq);
+  bool StartOffloadedStep();
+  void FetchForStep(int layer, absl::Span<const OffloadedFetch> fetches,
+                    std::function<void(const std::vector<bool>&)> done);
+  void OnOffloadedStepDone(const OffloadedStepResult& result);
+  void FindWrittenBack(const Seq& seq);
+  void LetGoStored(Sequence& seq);
+  void EndWriteBack(const Seq& seq);
+  [[nodiscard]] std::byte* Address(uint32_t slot) const {
+    return reinterpret_cast<std::byte*>(deps_.cache->SlotAddress(slot));
+  }
+  void ReleaseTicket(const Sequence& seq);
 
   void StartStep();
   void OnStepDone(const DecodeStepResult& result);
@@ -147,19 +187,23 @@ class DecodeEngine {
   const int layers_;
   TaskQueue queue_;
   std::unique_ptr<DecodeStep> device_step_;
+  std::unique_ptr<DigestHeads> heads_;  // null: without calibration
+  std::unique_ptr<OffloadedStep> offloaded_step_;
 
   // Of the engine thread.
   SlotPool pool_;
   SharedBlocks shared_;
   PullSchedule pulls_;
   BatchSchedule schedule_;
+  BatchSchedule offloaded_schedule_;
   std::map<uint64_t, Seq> sequences_;
   absl::flat_hash_map<TicketId, uint64_t> by_ticket_;
   std::vector<int> free_rows_;
   std::multimap<absl::Time, Task> timers_;
   uint64_t next_sequence_ = 1;
   uint64_t step_ = 0;
-  std::vector<Seq> stepping_;
+  std::vector<Seq> stepping_;  // in the step in flight, of either class
+  bool last_offloaded_ = false;
   std::unique_ptr<PromptChunk> chunk_;  // made when first needed
   std::deque<Seq> computing_;           // in turn; ended ones are dropped when they come up
   bool chunks_turn_ = false;            // the device ran a step last

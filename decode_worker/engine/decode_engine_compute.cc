@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "decode_worker/engine/decode_engine.h"
 #include "kernels/base/check.h"
 #include "kernels/base/log.h"
@@ -11,6 +12,11 @@ namespace kvt {
 void DecodeEngine::ComputeHere(const Seq& seq) {
   KVT_LOG(kInfo, "request ", seq->ticket.ticket.id.value(),
           ": no store is reachable; its prompt is computed here");
+  if (seq->offload != nullptr && !BecomeResident(*seq)) {
+    return Fail(seq, absl::UnavailableError(absl::StrCat(
+                         "no store is reachable, and ", deps_.node,
+                         " has no room to compute the whole sequence of the offloaded class")));
+  }
   seq->Enter(SequencePhase::kComputing);
   AppendSlots(seq);
   computing_.push_back(seq);
@@ -24,8 +30,8 @@ bool DecodeEngine::ChunkWaits() {
 }
 
 void DecodeEngine::StartChunk() {
-  if (!ChunkWaits() || device_step_->busy() || ChunkRuns()) return;
-  if (!chunks_turn_ && !schedule_.empty()) return;  // a step first
+  if (!ChunkWaits() || !stepping_.empty() || ChunkRuns()) return;
+  if (!chunks_turn_ && !(schedule_.empty() && offloaded_schedule_.empty())) return;  // a step first
   const Seq seq = computing_.front();
   if (chunk_ == nullptr) {
     auto chunk = PromptChunk::Create(*deps_.transformer, *deps_.cache, queue_);

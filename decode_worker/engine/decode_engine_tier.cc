@@ -21,13 +21,15 @@ bool IsRetryable(const absl::Status& status) {
 
 }  // namespace
 
-void DecodeEngine::OnOpened(const Seq& seq, std::vector<PlacedBlock> places) {
+void DecodeEngine::OnOpened(const Seq& seq, std::vector<PlacedBlock> places,
+                            std::vector<PlacedBlock> digests) {
   --seq->pending;
   if (seq->phase == SequencePhase::kDraining) {
-    deps_.tier->Release(seq->ticket.ref());  // the lookup may have pinned after the end
+    ReleaseTicket(*seq);  // the lookup may have pinned after the end
     return MaybeForget(seq);
   }
   seq->places = std::move(places);
+  if (seq->offload != nullptr) seq->offload->digest_places = std::move(digests);
   const int lost = static_cast<int>(
       std::count_if(seq->places.begin(), seq->places.end(), [](const PlacedBlock& place) {
         return place.presence != BlockPresence::kExact;
@@ -63,10 +65,8 @@ void DecodeEngine::AppendSlots(const Seq& seq) {
       seq->slots.AppendOwn();
     }
     for (const SlotPair& pair : pool_.Pairs(seq->slots.blocks().back())) {
-      seq->base_addresses.push_back(
-          reinterpret_cast<std::byte*>(deps_.cache->SlotAddress(pair.base)));
-      seq->residual_addresses.push_back(
-          reinterpret_cast<std::byte*>(deps_.cache->SlotAddress(pair.residual)));
+      seq->base_addresses.push_back(Address(pair.base));
+      seq->residual_addresses.push_back(Address(pair.residual));
     }
   }
   deps_.metrics->Shared(shared);
@@ -74,6 +74,7 @@ void DecodeEngine::AppendSlots(const Seq& seq) {
 
 void DecodeEngine::Pull(const Seq& seq) {
   seq->pull_started = true;
+  if (seq->offload != nullptr) return LoadOffloaded(seq);
   const int blocks = seq->blocks();
   const auto layers = static_cast<size_t>(layers_);
   AppendSlots(seq);
@@ -190,7 +191,7 @@ void DecodeEngine::WriteBack(const Seq& seq) {
   seq->write_back_begin = first;
   const absl::Span<const TierBlock> all = seq->names.blocks();
   const std::vector<TierBlock> names(all.begin() + first, all.begin() + complete);
-  for (int b = first; b < complete; ++b) {
+  for (int b = first; b < complete && seq->offload == nullptr; ++b) {
     shared_.Publish(all[static_cast<size_t>(b)].name.key,
                     seq->slots.blocks()[static_cast<size_t>(b)]);
   }
@@ -230,11 +231,7 @@ void DecodeEngine::OnWriteReserved(const Seq& seq, int first,
     }
   }
   if (refused > 0) deps_.metrics->WrittenBack(0, 0, refused);
-  if (seq->write_list.empty() || !seq->write_to_end) {
-    seq->write_back_runs = false;
-    if (seq->write_to_end) WriteBack(seq);
-    return;
-  }
+  if (seq->write_list.empty() || !seq->write_to_end) return FindWrittenBack(seq);
   seq->write_outcomes.assign(seq->write_list.size(), TransferOutcome::kSkipped);
   ++seq->pending;
   deps_.tier->Push({.blocks = seq->write_list,
@@ -248,11 +245,18 @@ void DecodeEngine::OnWriteReserved(const Seq& seq, int first,
 
 void DecodeEngine::OnWrittenBack(const Seq& seq, const TransferResult& result) {
   --seq->pending;
-  seq->write_back_runs = false;
   seq->figures.write_back_bytes += result.bytes;
   deps_.metrics->WrittenBack(result.bytes, result.blocks_ok, result.blocks_lost);
-  if (seq->write_to_end) WriteBack(seq);
+  FindWrittenBack(seq);
   MaybeForget(seq);
+}
+
+void DecodeEngine::EndWriteBack(const Seq& seq) {
+  seq->write_back_runs = false;
+  if (seq->offload != nullptr && seq->offload->lost > 0 && seq->phase == SequencePhase::kRunning) {
+    return Resume(seq, seq->offload->lost);
+  }
+  if (seq->write_to_end) WriteBack(seq);
 }
 
 }  // namespace kvt

@@ -45,6 +45,8 @@ class DecodeStep {
   // Requires !busy().
   void Enqueue(uint64_t step, absl::Span<const DecodeRow> rows);
   [[nodiscard]] bool busy() const { return busy_; }
+  // For the steps of the other class: never at the same time.
+  [[nodiscard]] Stream& stream() { return *stream_; }
 
  private:
   DecodeStep(const Transformer& transformer, KvCache& cache, TaskQueue& queue,

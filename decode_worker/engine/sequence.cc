@@ -26,13 +26,24 @@ bool MayFollow(SequencePhase from, SequencePhase to) {
     case SequencePhase::kPulling:
       return to == SequencePhase::kRunning || to == SequencePhase::kResuming ||
              to == SequencePhase::kComputing;
-    case SequencePhase::kRunning: return false;  // resident: it keeps what it has
+    case SequencePhase::kRunning:  // offloaded, and a miss is lost; resident: it keeps what it has
+      return to == SequencePhase::kResuming || to == SequencePhase::kComputing;
     case SequencePhase::kResuming:
       return to == SequencePhase::kOpening || to == SequencePhase::kComputing;
     case SequencePhase::kComputing: return to == SequencePhase::kRunning;
     case SequencePhase::kDraining: return false;
   }
   return false;
+}
+
+SampleParams Sequence::NextSample() const {
+  SampleParams params;
+  params.temperature = static_cast<float>(sampling.temperature);
+  params.top_k = sampling.top_k;
+  params.top_p = static_cast<float>(sampling.top_p);
+  params.seed = sampling.seed;
+  params.position = tokens.size();
+  return params;
 }
 
 void Sequence::Enter(SequencePhase next) {

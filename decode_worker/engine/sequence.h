@@ -10,7 +10,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "decode_worker/engine/token_stream.h"
+#include "decode_worker/offload/offloaded_sequence.h"
 #include "decode_worker/pool/sequence_slots.h"
+#include "kernels/sampling.h"
 #include "kvstore/client/sequence_blocks.h"
 #include "kvstore/client/tier_types.h"
 #include "kvstore/wire/worker_api.h"
@@ -30,10 +32,11 @@ absl::string_view SequencePhaseName(SequencePhase phase);
 bool MayFollow(SequencePhase from, SequencePhase to);
 
 struct Sequence {
-  Sequence(uint64_t id_in, HeldTicket ticket_in, const KeyChain& chain, SequenceSlots slots_in)
+  Sequence(uint64_t id_in, HeldTicket ticket_in, const KeyChain& chain_in, SequenceSlots slots_in)
       : id(id_in),
         ticket(std::move(ticket_in)),
         slots(std::move(slots_in)),
+        chain(chain_in),
         names(chain, ticket.ticket.id) {}
 
   void Enter(SequencePhase next);
@@ -41,6 +44,8 @@ struct Sequence {
   [[nodiscard]] int blocks() const {
     return static_cast<int>(names.blocks().size()) + (names.HasTail() ? 1 : 0);
   }
+  // Of the token after the last one.
+  [[nodiscard]] SampleParams NextSample() const;
   [[nodiscard]] uint64_t output_tokens() const { return tokens.size() - prompt_tokens; }
 
   const uint64_t id;
@@ -61,7 +66,10 @@ struct Sequence {
   uint64_t last_step = 0;
   std::vector<bool> loaded;  // per block: its bytes are in the slots
 
+  std::unique_ptr<OffloadedSequence> offload;  // null: resident; else `slots` is None
+
   // Tier.
+  const KeyChain chain;
   SequenceBlocks names;
   std::vector<PlacedBlock> places;  // as of the last lookup
   std::vector<std::byte*> base_addresses;      // [block * layers + layer]

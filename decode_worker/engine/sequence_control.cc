@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/select/attention_stats.h"
 
 namespace kvt {
 namespace {
@@ -31,6 +32,21 @@ std::vector<PlacedBlock> OpenSequence(TierClient& tier, const Sequence& sequence
     (void)tier.Reserve(sequence.ticket, {}, output_blocks, ReserveMode::kKeepGranted);
   }
   return std::move(found.blocks);
+}
+
+std::vector<PlacedBlock> FindDigests(TierClient& tier, const KeyChain& chain,
+                                     const Sequence& sequence) {
+  SequenceBlocks names(chain, sequence.ticket.ticket.id);
+  names.Append(sequence.names.token_ids());
+  const MiddleBlocks middle = MiddleOf(static_cast<int>(names.tokens()));
+  if (middle.count() == 0) return {};
+  std::vector<PlacedBlock> places(static_cast<size_t>(middle.end));
+  const auto first = static_cast<size_t>(middle.first);
+  LookupResult found =
+      tier.Lookup(sequence.ticket, names.blocks().subspan(first, static_cast<size_t>(middle.count())),
+                  LookupReach::kEveryStore);
+  std::move(found.blocks.begin(), found.blocks.end(), places.begin() + middle.first);
+  return places;
 }
 
 absl::Status ResumeSequence(CoordinatorApi& coordinator, const PrefillConnector& connect,

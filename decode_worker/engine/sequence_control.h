@@ -22,6 +22,11 @@ using PrefillConnector = std::function<std::shared_ptr<PrefillApi>(const std::st
 // means that write-back may be refused later).
 std::vector<PlacedBlock> OpenSequence(TierClient& tier, const Sequence& sequence);
 
+// Looks up and pins the digests of the sequence's middle blocks; by block, absent where the tier has
+// none or the block is not of the middle. `chain` names digests.
+std::vector<PlacedBlock> FindDigests(TierClient& tier, const KeyChain& chain,
+                                     const Sequence& sequence);
+
 // Asks for a higher epoch and gives all known tokens to a prefill worker: it computes what the tier
 // has lost, samples the next token and hands over again.
 absl::Status ResumeSequence(CoordinatorApi& coordinator, const PrefillConnector& connect,

@@ -19,11 +19,11 @@ constexpr size_t kDigestBlocksMax = Stream::kInlineWriteBytesMax / sizeof(SlotPa
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<OffloadedStep>> OffloadedStep::Create(
-    const Transformer& transformer, KvCache& cache, const SelectingHeads& heads,
-    const OffloadBudget& budget, TaskQueue& queue, int rows, Hooks hooks) {
+    const Transformer& transformer, KvCache& cache, const DigestHeads& heads,
+    const OffloadBudget& budget, Stream& stream, TaskQueue& queue, int rows, Hooks hooks) {
   KVT_CHECK(heads.layers() == transformer.geometry().layers, "layers=", heads.layers());
   std::unique_ptr<OffloadedStep> step(
-      new OffloadedStep(transformer, cache, heads, budget, queue, std::move(hooks)));
+      new OffloadedStep(transformer, cache, heads, budget, stream, queue, std::move(hooks)));
   KVT_RETURN_IF_ERROR(step->Allocate(rows));
   return step;
 }
@@ -45,14 +45,11 @@ absl::Status OffloadedStep::Allocate(int rows) {
                                            device.ops().SelectWorkspaceBytes(rows, blocks))));
   KVT_ASSIGN_OR_RETURN(digest_work_, device.Allocate(kDigestBlocksMax *
                                                      (sizeof(SlotPair) + sizeof(uint32_t))));
-  stream_ = device.NewStream(StreamPriority::kNormal);
   host_scores_.resize(entries);
   host_selected_.resize(entries);
   layers_.resize(static_cast<size_t>(heads_.layers()));
   return absl::OkStatus();
 }
-
-OffloadedStep::~OffloadedStep() { stream_.reset(); }
 
 void OffloadedStep::SetBlock(int table_row, const OffloadedSlots& slots, int block) {
   for (int layer = 0; layer < heads_.layers(); ++layer) {

@@ -16,9 +16,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "decode_worker/offload/digest_buffer.h"
 #include "decode_worker/offload/offloaded_slots.h"
-#include "decode_worker/offload/selecting_heads.h"
 #include "kernels/device.h"
+#include "kernels/model/digest_heads.h"
 #include "kernels/model/kv_cache.h"
 #include "kernels/model/transformer.h"
 #include "kvstore/client/task_queue.h"
@@ -67,15 +68,14 @@ class OffloadedStep {
     std::function<void(const OffloadedStepResult&)> step_done;
   };
 
-  // Everything borrowed outlives the step.
+  // Everything borrowed outlives the step. `stream` is shared with the steps of resident sequences: a
+  // row of the tables passes from one class to the other in its order.
   static absl::StatusOr<std::unique_ptr<OffloadedStep>> Create(const Transformer& transformer,
                                                                KvCache& cache,
-                                                               const SelectingHeads& heads,
+                                                               const DigestHeads& heads,
                                                                const OffloadBudget& budget,
-                                                               TaskQueue& queue, int rows, Hooks hooks);
-  // The device is drained.
-  ~OffloadedStep();
-
+                                                               Stream& stream, TaskQueue& queue,
+                                                               int rows, Hooks hooks);
   // The block's slots, in the layers that have them, into the tables of a row. Between steps.
   void SetBlock(int table_row, const OffloadedSlots& slots, int block);
   // Makes digests of these blocks in a layer, from slots that hold them. In order with the steps.
@@ -96,10 +96,10 @@ class OffloadedStep {
     std::vector<SelectSegment> select;
   };
 
-  OffloadedStep(const Transformer& transformer, KvCache& cache, const SelectingHeads& heads,
-                const OffloadBudget& budget, TaskQueue& queue, Hooks hooks)
-      : transformer_(transformer), cache_(cache), heads_(heads), budget_(budget), queue_(queue),
-        hooks_(std::move(hooks)) {}
+  OffloadedStep(const Transformer& transformer, KvCache& cache, const DigestHeads& heads,
+                const OffloadBudget& budget, Stream& stream, TaskQueue& queue, Hooks hooks)
+      : transformer_(transformer), cache_(cache), heads_(heads), budget_(budget), stream_(&stream),
+        queue_(queue), hooks_(std::move(hooks)) {}
   absl::Status Allocate(int rows);
   void RunFrom(int layer);
   // True when a device callback or a fetch goes on later.
@@ -112,8 +112,9 @@ class OffloadedStep {
 
   const Transformer& transformer_;
   KvCache& cache_;
-  const SelectingHeads& heads_;
+  const DigestHeads& heads_;
   const OffloadBudget budget_;
+  Stream* const stream_;
   TaskQueue& queue_;
   const Hooks hooks_;
   size_t blocks_ = 0;  // of a row's table
@@ -124,7 +125,6 @@ class OffloadedStep {
   DeviceBuffer selected_;   // [rows][blocks_]
   DeviceBuffer workspace_;
   DeviceBuffer digest_work_;  // pairs and entries of one MakeDigests
-  std::unique_ptr<Stream> stream_;
   std::vector<float> host_scores_;       // [rows][blocks_]
   std::vector<int32_t> host_selected_;   // the same
 

@@ -29,6 +29,14 @@ SequenceSlots::SequenceSlots(SequenceSlots&& other) noexcept
       blocks_max_(other.blocks_max_),
       blocks_(std::move(other.blocks_)) {}
 
+SequenceSlots& SequenceSlots::operator=(SequenceSlots&& other) noexcept {
+  KVT_CHECK(pool_ == nullptr, "blocks=", blocks_.size());
+  pool_ = std::exchange(other.pool_, nullptr);
+  blocks_max_ = other.blocks_max_;
+  blocks_ = std::move(other.blocks_);
+  return *this;
+}
+
 SequenceSlots::~SequenceSlots() { KVT_CHECK(pool_ == nullptr, "blocks=", blocks_.size()); }
 
 PoolBlock SequenceSlots::AppendOwn() {

@@ -18,8 +18,10 @@ class SequenceSlots {
  public:
   // Sets aside room for `blocks` blocks; false, without a change, when the pool has none.
   [[nodiscard]] static std::optional<SequenceSlots> TryCreate(SlotPool& pool, int blocks);
+  // Of a sequence that holds its slots otherwise: as if released.
+  [[nodiscard]] static SequenceSlots None() { return SequenceSlots(); }
   SequenceSlots(SequenceSlots&& other) noexcept;
-  SequenceSlots& operator=(SequenceSlots&&) = delete;
+  SequenceSlots& operator=(SequenceSlots&& other) noexcept;  // over released ones
   ~SequenceSlots();  // released by then
 
   // The next block, in order: a new one of its own, or `block` with one more reference (what was set
@@ -36,6 +38,7 @@ class SequenceSlots {
   [[nodiscard]] std::vector<SlotPair> Table(int first, int count) const;
 
  private:
+  SequenceSlots() : pool_(nullptr), blocks_max_(0) {}
   SequenceSlots(SlotPool& pool, int blocks_max) : pool_(&pool), blocks_max_(blocks_max) {}
 
   SlotPool* pool_;  // null: released

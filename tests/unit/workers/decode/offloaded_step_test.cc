@@ -96,7 +96,9 @@ class OffloadedStepTest : public testing::Test {
 
   void Start(const std::vector<std::vector<int>>& heads, OffloadBudget budget) {
     budget_ = budget;
-    heads_ = SelectingHeads::Create(*device_, MakeCalibration(heads)).value();
+    calibration_ = MakeCalibration(heads);
+    heads_ = DigestHeads::Create(*device_, calibration_).value();
+    stream_ = device_->NewStream(StreamPriority::kNormal);
     constexpr uint32_t kSlots = 8000;
     cache_ = KvCache::Create(*device_, model_->geometry(),
                              {.slot_count = kSlots, .table_rows = kRowsMax,
@@ -105,7 +107,7 @@ class OffloadedStepTest : public testing::Test {
     pool_ = std::make_unique<SlotPool>(layers_, kSlots);
     queue_ = std::make_unique<TaskQueue>(1000);
     step_ = OffloadedStep::Create(
-                *model_, *cache_, *heads_, budget, *queue_, kRowsMax,
+                *model_, *cache_, *heads_, budget, *stream_, *queue_, kRowsMax,
                 {.fetch = [this](int layer, absl::Span<const OffloadedFetch> fetches,
                                  std::function<void(const std::vector<bool>&)> done) {
                    queue_->Post([this, layer, fetches, done] { Fetch(layer, fetches, done); });
@@ -186,11 +188,11 @@ class OffloadedStepTest : public testing::Test {
       }
     }
     const int blocks_max = (tokens + kSteps) / kBlockTokens + 1;
-    const OffloadedShape shape = ShapeFor(heads_->calibration(), budget_, blocks_max);
+    const OffloadedShape shape = ShapeFor(calibration_, budget_, blocks_max);
     std::optional<OffloadedSlots> slots = OffloadedSlots::TryCreate(*pool_, shape);
     EXPECT_TRUE(slots.has_value());
     seq.slots.emplace(std::move(*slots));
-    seq.digests = DigestBuffer::Create(*device_, *heads_, blocks_max).value();
+    seq.digests = DigestBuffer::Create(*device_, calibration_.DigestBytesByLayer(), blocks_max).value();
     Open(*seq.slots, blocks, seq.position());
     for (int b = 0; b < blocks; ++b) {
       step_->SetBlock(seq.table_row, *seq.slots, b);
@@ -260,9 +262,9 @@ class OffloadedStepTest : public testing::Test {
   // KV that the steps wrote.
   void ExpectAsAlone(const Seq& seq) {
     std::vector<std::vector<CalibrationHead>> heads;
-    for (const CalibrationLayer& layer : heads_->calibration().layers) heads.push_back(layer.heads);
+    for (const CalibrationLayer& layer : calibration_.layers) heads.push_back(layer.heads);
     auto run = TextRun::Create(*model_, seq.prompt + kSteps).value();
-    auto selector = DigestSelector::Create(*run, heads_->calibration().bits, heads).value();
+    auto selector = DigestSelector::Create(*run, calibration_.bits, heads).value();
     std::vector<int32_t> tokens(seq.tokens.begin(), seq.tokens.begin() + seq.prompt);
     ASSERT_TRUE(run->Prefill(absl::MakeConstSpan(tokens).first(tokens.size() - 1), 0, nullptr).ok());
     SlotPool pool(layers_, 8000);
@@ -321,12 +323,14 @@ class OffloadedStepTest : public testing::Test {
   std::unique_ptr<Transformer> model_;
   int layers_ = 0;
   OffloadBudget budget_;
-  std::unique_ptr<SelectingHeads> heads_;
+  Calibration calibration_;
+  std::unique_ptr<DigestHeads> heads_;
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<SlotPool> pool_;
   std::unique_ptr<TaskQueue> queue_;
   std::vector<std::unique_ptr<Seq>> sequences_;
   std::unique_ptr<OffloadedStep> step_;
+  std::unique_ptr<Stream> stream_;  // drained before what its operations use
   std::vector<Seq*> stepping_;
   std::optional<OffloadedStepResult> result_;
   uint64_t steps_ = 0;

@@ -1,0 +1,168 @@
+// Of DecodeEngine: steps of the offloaded class by the policy `sync-recall` (DESIGN 5): select, pull what
+// is not there, attend; and what happens to blocks that decoding completes: they stay on the device
+// until the tier has a sealed copy. How such sequences begin: decode_engine_offload.cc.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "decode_worker/engine/decode_engine.h"
+#include "kernels/base/check.h"
+#include "kernels/base/log.h"
+#include "kernels/select/attention_stats.h"
+
+namespace kvt {
+
+bool DecodeEngine::StartOffloadedStep() {
+  std::vector<OffloadedRow> rows;
+  for (const uint64_t id : offloaded_schedule_.TakeBatch(options_.batch_max)) {
+    const Seq seq = sequences_.at(id);
+    OffloadedSequence& o = *seq->offload;
+    const int position = static_cast<int>(seq->tokens.size()) - 1;
+    if (position / kBlockTokens == o.slots->blocks()) {
+      if (!AppendWhole(*seq)) {
+        Fail(seq, absl::UnavailableError(absl::StrCat(
+                      deps_.node, " has no device memory for blocks that the tier does not take")));
+        continue;
+      }
+      offloaded_step_->SetBlock(seq->table_row, *o.slots, position / kBlockTokens);
+    }
+    for (const int block : std::exchange(o.digests_due, {})) {
+      const auto entry = static_cast<uint32_t>(block);
+      for (int l = 0; l < layers_; ++l) {
+        if (heads_->dense(l)) continue;
+        const SlotPair pair = o.slots->Pair(l, block);
+        offloaded_step_->MakeDigests(o.digests, l, {&pair, 1}, {&entry, 1});
+      }
+    }
+    rows.push_back({.slots = &*o.slots,
+                    .digests = &o.digests,
+                    .table_row = seq->table_row,
+                    .position = position,
+                    .token = seq->tokens.back(),
+                    .sample = seq->NextSample()});
+    o.stepping = true;
+    if (!seq->stepped) seq->figures.admission = deps_.clock->Now() - seq->accepted;
+    seq->stepped = true;
+    seq->last_step = step_ + 1;
+    ++seq->pending;  // the step reads its slots and digests to the end
+    stepping_.push_back(seq);
+  }
+  if (rows.empty()) return false;
+  ++step_;
+  step_began_ = deps_.clock->Now();
+  offloaded_step_->Enqueue(step_, rows);
+  return true;
+}
+
+void DecodeEngine::FetchForStep(int layer, absl::Span<const OffloadedFetch> fetches,
+                                std::function<void(const std::vector<bool>&)> done) {
+  auto pull = std::make_shared<BlockPull>(layer, layer + 1);
+  std::vector<int> at;  // of each fetch in the pull; -1: its request has ended
+  for (const OffloadedFetch& f : fetches) {
+    const Seq& seq = stepping_[static_cast<size_t>(f.row)];
+    if (seq->phase != SequencePhase::kRunning) {
+      at.push_back(-1);
+      continue;
+    }
+    at.push_back(static_cast<int>(pull->size()));
+    std::byte* const base = Address(f.fetch.pair.base);
+    std::byte* const residual = Address(f.fetch.pair.residual);
+    pull->Add(seq->ticket.ref(), &seq->places[static_cast<size_t>(f.fetch.block)], {&base, 1},
+              {&residual, 1});
+    seq->figures.pulled_bytes += 2 * deps_.cache->slot_bytes();
+  }
+  if (pull->size() == 0) {
+    queue_.Post([done = std::move(done), count = at.size()] {
+      done(std::vector<bool>(count, false));
+    });
+    return;
+  }
+  pull->Start(*deps_.tier, queue_,
+              [this, pull, at, done = std::move(done)](const TransferResult& result) {
+                deps_.metrics->Pulled(result.bytes, 0, result.blocks_lost);
+                std::vector<bool> ok;
+                for (const int i : at) ok.push_back(i >= 0 && pull->ok(static_cast<size_t>(i)));
+                done(ok);
+              });
+}
+
+void DecodeEngine::OnOffloadedStepDone(const OffloadedStepResult& result) {
+  const absl::Status health = deps_.transformer->device().Health();
+  KVT_CHECK(health.ok(), health.ToString());
+  pool_.Retire(result.step);
+  deps_.metrics->Step(static_cast<int>(result.rows.size()), deps_.clock->Now() - step_began_,
+                      result.saturated);
+  const std::vector<Seq> stepped = std::exchange(stepping_, {});
+  for (size_t i = 0; i < stepped.size(); ++i) {
+    const Seq& seq = stepped[i];
+    const OffloadedRowResult& row = result.rows[i];
+    --seq->pending;
+    seq->offload->stepping = false;
+    if (seq->phase != SequencePhase::kRunning) {  // it ended while the step ran
+      MaybeForget(seq);
+      continue;
+    }
+    OffloadedSequence& o = *seq->offload;
+    deps_.metrics->Recalled(row.selected, row.misses, row.left_out);
+    seq->figures.selected_blocks += static_cast<uint64_t>(row.selected);
+    seq->figures.hot_misses += static_cast<uint64_t>(row.misses);
+    if (row.lost > 0) {
+      // The step is computed again; its selection may change, what it wrote is written again.
+      offloaded_schedule_.Remove(seq->id);
+      o.lost = row.lost;
+      if (!seq->write_back_runs) Resume(seq, row.lost);  // else when that has ended
+      continue;
+    }
+    if (!row.exact) ++seq->figures.sparse_steps;
+    o.sparse = o.sparse || !row.exact;
+    seq->names.Append(absl::MakeConstSpan(&seq->tokens.back(), 1),
+                      o.sparse ? Provenance::kSparse : Provenance::kExact);
+    ++(o.sparse ? seq->figures.computed.sparse : seq->figures.computed.exact);
+    if (!seq->names.HasTail()) {
+      o.digests_due.push_back(static_cast<int>(seq->names.blocks().size()) - 1);
+    }
+    WriteBack(seq);
+    LetGoStored(*seq);
+    TakeToken(seq, row.token);
+  }
+}
+
+void DecodeEngine::LetGoStored(Sequence& seq) {
+  OffloadedSequence& o = *seq.offload;
+  if (seq.phase != SequencePhase::kRunning) return;
+  const MiddleBlocks middle = MiddleOf(static_cast<int>(seq.names.tokens()));
+  for (int b = middle.first; b < std::min(middle.end, o.slots->blocks()); ++b) {
+    if (o.slots->whole(b) && o.stored[static_cast<size_t>(b)]) o.slots->LetGo(b, seq.last_step);
+  }
+}
+
+void DecodeEngine::FindWrittenBack(const Seq& seq) {
+  if (seq->offload == nullptr || seq->phase != SequencePhase::kRunning) return EndWriteBack(seq);
+  // Where the blocks lie now, pinned: another writer may have been first. One that is not found
+  // stays on the device.
+  const int first = seq->write_back_begin;
+  const absl::Span<const TierBlock> all = seq->names.blocks();
+  const std::vector<TierBlock> names(all.begin() + first, all.begin() + seq->written_back);
+  if (names.empty()) return EndWriteBack(seq);
+  Control<LookupResult>(
+      seq,
+      [this, ticket = seq->ticket, names] {
+        return deps_.tier->Lookup(ticket, names, LookupReach::kEveryStore);
+      },
+      [this, seq, first](LookupResult found) {
+        if (seq->phase == SequencePhase::kRunning) {
+          OffloadedSequence& o = *seq->offload;
+          const size_t end = static_cast<size_t>(first) + found.blocks.size();
+          if (seq->places.size() < end) seq->places.resize(end);
+          for (size_t i = 0; i < found.blocks.size(); ++i) {
+            if (found.blocks[i].presence != BlockPresence::kExact) continue;
+            seq->places[static_cast<size_t>(first) + i] = found.blocks[i];
+            o.stored[static_cast<size_t>(first) + i] = true;
+          }
+          if (!o.stepping) LetGoStored(*seq);
+        }
+        EndWriteBack(seq);
+      });
+}
+
+}  // namespace kvt
