@@ -58,8 +58,11 @@ void DecodeEngine::FetchForStep(int layer, absl::Span<const OffloadedFetch> fetc
                                 std::function<void(const std::vector<bool>&)> done) {
   auto pull = std::make_shared<BlockPull>(layer, layer + 1);
   std::vector<int> at;  // of each fetch in the pull; -1: its request has ended
+  std::vector<int> rows;
+  std::vector<Seq> pulling;
   for (const OffloadedFetch& f : fetches) {
     const Seq& seq = stepping_[static_cast<size_t>(f.row)];
+    rows.push_back(f.row);
     if (seq->phase != SequencePhase::kRunning) {
       at.push_back(-1);
       continue;
@@ -69,7 +72,7 @@ void DecodeEngine::FetchForStep(int layer, absl::Span<const OffloadedFetch> fetc
     std::byte* const residual = Address(f.fetch.pair.residual);
     pull->Add(seq->ticket.ref(), &seq->places[static_cast<size_t>(f.fetch.block)], {&base, 1},
               {&residual, 1});
-    seq->figures.pulled_bytes += 2 * deps_.cache->slot_bytes();
+    if (pulling.empty() || pulling.back() != seq) pulling.push_back(seq);
   }
   if (pull->size() == 0) {
     queue_.Post([done = std::move(done), count = at.size()] {
@@ -78,10 +81,17 @@ void DecodeEngine::FetchForStep(int layer, absl::Span<const OffloadedFetch> fetc
     return;
   }
   pull->Start(*deps_.tier, queue_,
-              [this, pull, at, done = std::move(done)](const TransferResult& result) {
+              [this, pull, at, rows, pulling, done = std::move(done)](const TransferResult& result) {
                 deps_.metrics->Pulled(result.bytes, 0, result.blocks_lost);
+                // A burst counts for all who take part.
+                for (const Seq& seq : pulling) seq->figures.pull_bursts += result.bursts;
                 std::vector<bool> ok;
-                for (const int i : at) ok.push_back(i >= 0 && pull->ok(static_cast<size_t>(i)));
+                for (size_t f = 0; f < at.size(); ++f) {
+                  ok.push_back(at[f] >= 0 && pull->ok(static_cast<size_t>(at[f])));
+                  if (!ok.back()) continue;
+                  stepping_[static_cast<size_t>(rows[f])]->figures.pulled_bytes +=
+                      2 * deps_.cache->slot_bytes();
+                }
                 done(ok);
               });
 }

@@ -37,8 +37,11 @@ std::vector<PlacedBlock> OpenSequence(TierClient& tier, const Sequence& sequence
 std::vector<PlacedBlock> FindDigests(TierClient& tier, const KeyChain& chain,
                                      const Sequence& sequence) {
   SequenceBlocks names(chain, sequence.ticket.ticket.id);
-  names.Append(sequence.names.token_ids());
-  const MiddleBlocks middle = MiddleOf(static_cast<int>(names.tokens()));
+  // As the planes: a block's digest is of the same provenance.
+  for (const TierBlock& block : sequence.names.blocks()) {
+    names.Append(block.name.tokens, block.name.provenance);
+  }
+  const MiddleBlocks middle = MiddleOf(static_cast<int>(sequence.names.tokens()));
   if (middle.count() == 0) return {};
   std::vector<PlacedBlock> places(static_cast<size_t>(middle.end));
   const auto first = static_cast<size_t>(middle.first);
