@@ -13,7 +13,10 @@
 #include "kernels/base/check.h"
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/model/calibrator.h"
+#include "kernels/model/model_config.h"
 #include "kernels/model/model_host.h"
+#include "kernels/model/needles.h"
+#include "kernels/model/text_run.h"
 #include "kernels/model/tokenizer.h"
 
 namespace kvt {
@@ -23,6 +26,7 @@ constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitText = 3;
 constexpr int kExitModel = 4;
+constexpr uint64_t kNeedleSeed = 20261130;
 
 struct Flags {
   std::string model;
@@ -32,6 +36,8 @@ struct Flags {
   std::string output = "table";
   std::string compute = "auto";
   int threads = 0;
+  int needles = 4;
+  int needle_tokens = 4000;
   CalibratorOptions options;
 };
 
@@ -65,7 +71,7 @@ int Agreement(const CalibrationReport& report, std::vector<int> LayerReport::*by
   return agree;
 }
 
-nlohmann::json ReportJson(const CalibrationReport& report) {
+nlohmann::json ReportJson(const CalibrationReport& report, const NeedlesFound& needles) {
   nlohmann::json layers = nlohmann::json::array();
   for (size_t l = 0; l < report.layers.size(); ++l) {
     const LayerReport& layer = report.layers[l];
@@ -96,10 +102,12 @@ nlohmann::json ReportJson(const CalibrationReport& report) {
           {"digest_bytes_share", report.calibration.DigestBytesShare()},
           {"layers_agree", Agreement(report, &LayerReport::best_by_text)},
           {"mam_layers_agree", Agreement(report, &LayerReport::mam_by_text)},
+          {"needles",
+           {{"planted", needles.planted}, {"found_full", needles.full}, {"found_set", needles.sparse}}},
           {"layers", layers}};
 }
 
-void PrintTable(const CalibrationReport& report) {
+void PrintTable(const CalibrationReport& report, const NeedlesFound& needles, int budget) {
   std::printf("%5s %4s %9s %7s %-8s %4s  KL of captured attention\n", "layer", "head", "runner_up",
               "margin", "set", "mam");
   std::printf("%44s %8s %8s %8s %8s %8s\n", "", "headwise", "set", "all", "mam", "reversed");
@@ -116,6 +124,30 @@ void PrintTable(const CalibrationReport& report) {
               100 * report.calibration.DigestBytesShare(),
               Agreement(report, &LayerReport::best_by_text), report.layers.size(),
               Agreement(report, &LayerReport::mam_by_text));
+  if (needles.planted > 0) {
+    std::printf("needles: %d planted; full attention finds %d, the set at %d tokens %d\n",
+                needles.planted, needles.full, budget, needles.sparse);
+  }
+}
+
+// Over all texts, each of which has its own needles.
+absl::StatusOr<NeedlesFound> CheckNeedles(const Flags& flags, const Transformer& transformer,
+                                          const Tokenizer& tokenizer, const Calibration& calibration,
+                                          const std::vector<std::vector<int32_t>>& texts) {
+  NeedlesFound sum;
+  for (size_t i = 0; i < texts.size() && flags.needles > 0; ++i) {
+    const int tokens = std::min({flags.needle_tokens, static_cast<int>(texts[i].size()),
+                                 transformer.config().context_tokens - kSparseRowsMax});
+    KVT_ASSIGN_OR_RETURN(
+        const NeedlesFound found,
+        FindNeedles(transformer, calibration,
+                    PlantNeedles(tokenizer, texts[i], tokens, flags.needles, 0, kNeedleSeed + i),
+                    flags.options.budget));
+    sum.planted += found.planted;
+    sum.full += found.full;
+    sum.sparse += found.sparse;
+  }
+  return sum;
 }
 
 int Run(const Flags& flags) {
@@ -130,12 +162,14 @@ int Run(const Flags& flags) {
   if (!host.ok()) return Fail(kExitModel, host.status());
   const auto calibrator = Calibrator::Create(*host->transformer, host->fingerprint, flags.options);
   if (!calibrator.ok()) return Fail(kExitUsage, calibrator.status());
+  std::vector<std::vector<int32_t>> texts;
   for (const std::string& path : flags.texts) {
-    const auto tokens = ReadText(path, **tokenizer);
+    auto tokens = ReadText(path, **tokenizer);
     if (!tokens.ok()) return Fail(kExitText, tokens.status());
     if (const absl::Status status = (*calibrator)->AddText(*tokens); !status.ok()) {
       return Fail(kExitText, absl::Status(status.code(), absl::StrCat(path, ": ", status.message())));
     }
+    texts.push_back(*std::move(tokens));
   }
   const auto report = (*calibrator)->Finish();
   if (!report.ok()) {
@@ -148,10 +182,13 @@ int Run(const Flags& flags) {
     out << calibration->ToText();
     if (!out.flush()) return Fail(kExitFailed, absl::InternalError(path + ": cannot be written"));
   }
+  const auto needles =
+      CheckNeedles(flags, *host->transformer, **tokenizer, report->calibration, texts);
+  if (!needles.ok()) return Fail(kExitFailed, needles.status());
   if (flags.output == "json") {
-    std::cout << ReportJson(*report).dump() << "\n";
+    std::cout << ReportJson(*report, *needles).dump() << "\n";
   } else {
-    PrintTable(*report);
+    PrintTable(*report, *needles, flags.options.budget);
   }
   return 0;
 }
@@ -185,6 +222,11 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(0, 256))->capture_default_str();
   app.add_option("--dense-loss", options.set.dense_loss_min, "least KL of a layer left dense")
       ->capture_default_str();
+  app.add_option("--needles", flags.needles,
+                 "planted in each text to check the result; 0: no check")
+      ->check(CLI::Range(0, 16))->capture_default_str();
+  app.add_option("--needle-tokens", flags.needle_tokens, "of a text with needles")
+      ->check(CLI::Range(1024, kSequenceTokensMax - kSparseRowsMax))->capture_default_str();
   app.add_option("--compute", flags.compute, "arithmetic of the products")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}))->capture_default_str();
   app.add_option("--threads", flags.threads, "0: all processors")

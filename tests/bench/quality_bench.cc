@@ -27,11 +27,11 @@
 #include "kernels/base/clock.h"
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/model/model_config.h"
+#include "kernels/model/needles.h"
 #include "kernels/model/text_run.h"
 #include "kernels/model/tokenizer.h"
 #include "kernels/select/attention_stats.h"
 #include "kernels/select/hot_set.h"
-#include "tests/bench/quality_needles.h"
 #include "tests/bench/quality_policies.h"
 
 namespace kvt {
@@ -149,6 +149,7 @@ void QualityBench::Load() {
   using Way = PolicyKind::Way;
   const std::vector<PolicyKind> all = {{"full", Way::kFull, nullptr, {}},
                                        {"", Way::kDigests, &calibration_, {}},
+                                       {"smoothed", Way::kSmoothed, &calibration_, {}},
                                        {"headwise", Way::kHeadwise, &every_head_, {}},
                                        {"mam", Way::kCentres, nullptr, mam},
                                        {"reversed", Way::kOneHead, &every_head_, least},
@@ -478,7 +479,7 @@ int Main(int argc, char** argv) {
   app.add_option("--json", flags.json)->required();
   app.add_option("--budgets", flags.budgets)->delimiter(',');
   app.add_option("--policies", flags.policies,
-                 "of set, headwise, mam, reversed, window, one, mam_keys, all, centres, bounds")
+                 "of set, smoothed, headwise, mam, reversed, window, one, mam_keys, all, centres, bounds")
       ->delimiter(',');
   app.add_option("--context", flags.context);
   app.add_option("--positions", flags.positions);

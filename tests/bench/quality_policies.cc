@@ -72,6 +72,56 @@ class DigestPolicy final : public Policy {
   std::vector<std::unique_ptr<DigestSelector>> selectors_;
 };
 
+// By digests, the scores of a step averaged with those of the steps before it: each step forgets half.
+class SmoothedPolicy final : public Policy {
+ public:
+  SmoothedPolicy(TextRun& run, const Calibration& calibration) {
+    std::vector<std::vector<CalibrationHead>> layers;
+    for (const CalibrationLayer& layer : calibration.layers) layers.push_back(layer.heads);
+    layers_ = static_cast<int>(layers.size());
+    auto selector = DigestSelector::Create(run, calibration.bits, std::move(layers));
+    KVT_CHECK(selector.ok(), selector.status().ToString());
+    selector_ = std::move(selector).value();
+    past_.resize(static_cast<size_t>(layers_));
+  }
+  void Refresh(int first, int end) override {
+    for (int layer = 0; layer < layers_; ++layer) {
+      const absl::Status status = selector_->MakeDigests(layer, first, end);
+      KVT_CHECK(status.ok(), status.ToString());
+    }
+  }
+  RowSelections Select(int layer, int first, const LayerActivations& a, int budget) override {
+    if (selector_->dense(layer)) return RowSelections::Full();
+    auto scores = selector_->Score(layer, Positions(first, a.rows), a.qkv, a.qkv_stride);
+    KVT_CHECK(scores.ok(), scores.status().ToString());
+    Past& past = past_[static_cast<size_t>(layer)];
+    if (past.next != first) past.scores.clear();  // another sequence of steps
+    past.next = first + a.rows;
+    RowSelections out;
+    for (int r = 0; r < a.rows; ++r) {
+      const absl::Span<const float> now = (*scores)[static_cast<size_t>(r)];
+      const bool fresh = past.scores.empty();
+      past.scores.resize(now.size());
+      for (size_t b = 0; b < now.size(); ++b) {
+        past.scores[b] = fresh ? now[b] : 0.5f * (past.scores[b] + now[b]);
+      }
+      std::vector<int32_t>& blocks =
+          out.blocks.emplace_back(TopBlocks(past.scores, SelectedBlocks(budget, first + r)));
+      for (int32_t& b : blocks) b += MiddleOf(first + r).first;
+    }
+    return out;
+  }
+
+ private:
+  struct Past {
+    int next = -1;  // position of the step that goes on
+    std::vector<float> scores;
+  };
+  int layers_ = 0;
+  std::unique_ptr<DigestSelector> selector_;
+  std::vector<Past> past_;
+};
+
 // By what whole blocks are summarised to: centre and radius (score q.c + radius |q| / 2), or the
 // least and the largest value of each channel (an upper bound of q.k). One head a layer.
 class SummaryPolicy final : public Policy {
@@ -168,6 +218,8 @@ std::unique_ptr<Policy> MakePolicy(const PolicyKind& kind, TextRun& run) {
     case Way::kCentres:
     case Way::kBounds:
       return std::make_unique<SummaryPolicy>(run, kind.way == Way::kBounds, kind.heads);
+    case Way::kSmoothed:
+      return std::make_unique<SmoothedPolicy>(run, *kind.calibration);
     case Way::kDigests:
     case Way::kHeadwise:
     case Way::kOneHead:

@@ -22,10 +22,10 @@ class Policy {
 };
 
 struct PolicyKind {
-  enum class Way { kFull, kWindow, kDigests, kHeadwise, kOneHead, kCentres, kBounds };
+  enum class Way { kFull, kWindow, kDigests, kSmoothed, kHeadwise, kOneHead, kCentres, kBounds };
   std::string name;  // of rows; "full" has none
   Way way = Way::kFull;
-  const Calibration* calibration = nullptr;  // kDigests: its sets; else one with every head
+  const Calibration* calibration = nullptr;  // kDigests, kSmoothed: its sets; else one with every head
   std::vector<int> heads;                    // kOneHead, kCentres, kBounds: the head of each layer
 };
 

@@ -1,10 +1,13 @@
-#include "tests/bench/quality_needles.h"
+#include "kernels/model/needles.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/random.h"
+#include "kernels/model/digest_selector.h"
+#include "kernels/model/model_config.h"
+#include "kernels/model/text_run.h"
 
 namespace kvt {
 namespace {
@@ -64,6 +67,54 @@ NeedleText PlantNeedles(const Tokenizer& tokenizer, const std::vector<int32_t>& 
     text.questions.push_back(std::move(question));
   }
   return text;
+}
+
+absl::StatusOr<NeedlesFound> FindNeedles(const Transformer& transformer,
+                                         const Calibration& calibration, const NeedleText& text,
+                                         int budget_tokens) {
+  const int first = static_cast<int>(text.prefix.size());
+  const auto vocab = static_cast<ptrdiff_t>(transformer.config().vocab);
+  KVT_ASSIGN_OR_RETURN(const auto run, TextRun::Create(transformer, first + kSparseRowsMax));
+  KVT_RETURN_IF_ERROR(run->Prefill(text.prefix, 0, nullptr));
+  std::vector<std::vector<CalibrationHead>> layers;
+  for (const CalibrationLayer& layer : calibration.layers) layers.push_back(layer.heads);
+  KVT_ASSIGN_OR_RETURN(const auto digests,
+                       DigestSelector::Create(*run, calibration.bits, std::move(layers)));
+  for (int layer = 0; layer < transformer.geometry().layers; ++layer) {
+    KVT_RETURN_IF_ERROR(digests->MakeDigests(layer, 0, first / kBlockTokens));
+  }
+  NeedlesFound found;
+  for (const NeedleQuestion& question : text.questions) {
+    ++found.planted;
+    const auto rows = static_cast<ptrdiff_t>(question.tokens.size()) - 1;
+    for (int* const counted : {&found.full, &found.sparse}) {
+      absl::Status failed;
+      const TextRun::Selector select = [&](int layer, int position, const LayerActivations& a) {
+        if (counted == &found.full || digests->dense(layer)) return RowSelections::Full();
+        std::vector<int> positions;
+        for (int r = 0; r < a.rows; ++r) positions.push_back(position + r);
+        auto blocks = digests->Select(layer, positions, a.qkv, a.qkv_stride, budget_tokens);
+        if (!blocks.ok()) {
+          failed.Update(blocks.status());
+          return RowSelections::Full();
+        }
+        return RowSelections{false, false, std::move(*blocks)};
+      };
+      KVT_ASSIGN_OR_RETURN(
+          const std::vector<float> logits,
+          run->Decode(absl::MakeConstSpan(question.tokens).first(static_cast<size_t>(rows)), first,
+                      select));
+      KVT_RETURN_IF_ERROR(failed);
+      bool all = true;
+      for (ptrdiff_t i = rows - question.answer; i < rows; ++i) {
+        const auto row = logits.begin() + i * vocab;
+        const auto best = std::max_element(row, row + vocab) - row;
+        all = all && best == question.tokens[static_cast<size_t>(i) + 1];
+      }
+      *counted += all;
+    }
+  }
+  return found;
 }
 
 }  // namespace kvt
