@@ -58,6 +58,7 @@ json ToJson(const StoreStats& stats) {
           {"checksum_failures", stats.checksum_failures},
           {"mismatched_blocks", stats.mismatched_blocks},
           {"lapsed_leases", stats.lapsed_leases},
+          {"tenant_refused", stats.tenant_refused},
           {"index_bytes", stats.index_bytes},
           {"disk",
            {{"quota_bytes", stats.disk_quota_bytes},
@@ -71,6 +72,8 @@ json ToJson(const StoreStats& stats) {
             {"dropped", ByPlane(stats.dropped)},
             {"spill_failures", stats.spill_failures},
             {"promote_failures", stats.promote_failures},
+            {"promote_retries", stats.promote_retries},
+            {"spill_waits", stats.spill_waits},
             {"failing", stats.disk_failing}}}};
 }
 
@@ -86,7 +89,8 @@ void AddTo(StoreStats& sum, const StoreStats& one) {
         &StoreStats::mismatched_blocks, &StoreStats::lapsed_leases, &StoreStats::index_bytes,
         &StoreStats::disk_used_bytes, &StoreStats::disk_quota_bytes,
         &StoreStats::spill_queue_bytes, &StoreStats::promote_queue_bytes,
-        &StoreStats::spill_failures, &StoreStats::promote_failures}) {
+        &StoreStats::spill_failures, &StoreStats::promote_failures,
+        &StoreStats::promote_retries, &StoreStats::spill_waits, &StoreStats::tenant_refused}) {
     sum.*field += one.*field;
   }
   for (std::array<uint64_t, kPlanes> StoreStats::*field :

@@ -17,10 +17,13 @@ namespace kvt {
 // Several pauses between two attempts of a ticket.
 inline constexpr absl::Duration kAgedTurnLapse = absl::Seconds(2);
 
-// What an aged ticket says to a Reserve, and hears.
+// What a Reserve is told beside its names, and hears.
 struct AgedAsk {
   absl::Duration waited;  // zero: the ticket is not aged
   bool pending = false;   // out: not granted, but the ticket has its turn and keeps what there is
+  // Rather than losing a record that deserves the disk and is not there yet, refuse.
+  bool spare_unspilled = false;
+  bool spill_helps = false;  // out: refused for that alone; nothing is held or counted
 };
 
 class AgedTurn {

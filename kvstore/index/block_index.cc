@@ -280,11 +280,13 @@ absl::Status BlockIndex::Reserve(absl::Time now, SessionId id, const TicketClaim
   const uint64_t bytes = allocate * kPlanes * allocator_.RecordBytes(holder->cls);
   std::vector<uint64_t> own;  // what the tenant gives up to stay within its quota
   const bool within = PlanTenantRoom(ticket.domain, bytes, &own);
-  if (!within || barred || !TryMakeRoom(now, RoomNeed{holder->cls, allocate * kPlanes, allocate})) {
-    ++(within ? counters_.refused : counters_.tenant_refused);
+  if (!within || barred ||
+      !TryMakeRoom(now, RoomNeed{holder->cls, allocate * kPlanes, allocate}, aged)) {
+    const bool later = aged != nullptr && aged->spill_helps;
+    if (!later) ++(within ? counters_.refused : counters_.tenant_refused);
     for (const size_t i : fresh) holder->reservations.erase(blocks[i].key);
     out->clear();
-    if (within && own_room && TryKeepPart(now, claim.id, ticket, allocate, aged)) {
+    if (within && !later && own_room && TryKeepPart(now, claim.id, ticket, allocate, aged)) {
       return absl::OkStatus();
     }
     for (auto it = pinned.rbegin(); it != pinned.rend(); ++it) Unpin(*holder, *it);

@@ -183,7 +183,7 @@ class BlockIndex {
   void Discard(uint32_t number);
   void Evict(uint32_t number);
   [[nodiscard]] EvictionRules Rules(absl::Time now) const;
-  bool TryMakeRoom(absl::Time now, const RoomNeed& need);
+  bool TryMakeRoom(absl::Time now, const RoomNeed& need, AgedAsk* ask = nullptr);
   // Gives up the record's memory, and the record when it is not on disk.
   void GiveUp(uint64_t record_handle);
   [[nodiscard]] absl::Status NoRoom(uint64_t blocks, bool barred) const;
@@ -238,6 +238,7 @@ class BlockIndex {
   std::vector<NodeName> lapsed_;
   bool disk_writable_ = false;
   bool pressed_ = false;  // between the watermarks, coming from the high one
+  uint64_t awaited_bytes_ = 0;  // a reservation waits for so much; it asks again after each round
   RoomNeed starved_;      // what was refused last; its class's pinned records are spilled for it
   absl::flat_hash_map<uint64_t, bool> spilling_;      // record handle -> leaves memory when written
   absl::flat_hash_map<uint64_t, uint64_t> landings_;  // record handle -> offset

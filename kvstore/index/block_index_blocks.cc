@@ -100,8 +100,21 @@ void BlockIndex::GiveUp(uint64_t record_handle) {
   order_.Place(number);
 }
 
-bool BlockIndex::TryMakeRoom(absl::Time now, const RoomNeed& need) {
-  const auto plan = PlanEviction(table_, order_, allocator_, need, Rules(now));
+bool BlockIndex::TryMakeRoom(absl::Time now, const RoomNeed& need, AgedAsk* ask) {
+  EvictionRules rules = Rules(now);
+  rules.spare_unspilled = ask != nullptr && ask->spare_unspilled;
+  const auto plan = PlanEviction(table_, order_, allocator_, need, rules);
+  if (!plan.has_value() && rules.spare_unspilled) {
+    rules.spare_unspilled = false;
+    const uint64_t bytes = need.records * allocator_.RecordBytes(need.cls);
+    ask->spill_helps = leaving_bytes_ >= bytes ||
+                       PlanEviction(table_, order_, allocator_, need, rules).has_value();
+    if (ask->spill_helps) {
+      awaited_bytes_ = std::max(awaited_bytes_, bytes);
+      pressed_ = true;
+      return false;
+    }
+  }
   if (!plan.has_value()) {
     const bool more = need.cls != starved_.cls || need.records > starved_.records;
     if (options_.has_disk && more && need.records <= allocator_.CapacityOf(need.cls)) {

@@ -1,5 +1,6 @@
 // The second medium: what goes to disk, comes back and is erased. The rest: block_index_blocks.cc.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
@@ -26,8 +27,10 @@ void BlockIndex::TakeSpills(absl::Time now, uint64_t bytes_max, std::vector<Spil
 }
 
 void BlockIndex::SpillCold(SpillBatch& batch) {
-  const auto low = static_cast<uint64_t>(options_.low_watermark *
-                                         static_cast<double>(allocator_.capacity_bytes()));
+  const uint64_t capacity = allocator_.capacity_bytes();
+  const uint64_t low =
+      std::min(static_cast<uint64_t>(options_.low_watermark * static_cast<double>(capacity)),
+               capacity - std::min(capacity, std::exchange(awaited_bytes_, 0)));
   const EvictionRules rules = Rules(batch.now);
   // What is under way to disk will be free soon.
   const auto excess = [&]() -> uint64_t {

@@ -39,7 +39,7 @@ class Planner {
     if (need_.records > allocator_.CapacityOf(need_.cls)) return std::nullopt;
     if (RecordsEnough() && NumbersEnough()) return EvictionSet();
     if (!RecordsEnough()) FromOrder(/*all=*/false);
-    if (!RecordsEnough()) FromOrder(/*all=*/true);
+    if (!RecordsEnough() && !rules_.spare_unspilled) FromOrder(/*all=*/true);
     if (!RecordsEnough()) FromPinned();
     if (!RecordsEnough() && !FromOtherSlabs()) return std::nullopt;
     if (!NumbersEnough()) WholeBlocks();
@@ -115,7 +115,9 @@ class Planner {
           order_.Walk(cls, plane, kind, [&](uint32_t number) {
             ++position;
             const Block& block = table_.At(number);
-            if (MayLeave(block, plane)) {
+            const bool spared = rules_.spare_unspilled && !block.OnDisk(plane) &&
+                                DeservesDisk(block, rules_);
+            if (!spared && MayLeave(block, plane)) {
               visit(allocator_.SlabOf(block.offset[static_cast<size_t>(plane)]), number, plane,
                     position);
             }

@@ -28,6 +28,7 @@ struct EvictionRules {
   // The disk takes writes: what deserves to be there is spared while something else can go.
   bool disk = false;
   bool spill_one_time = false;
+  bool spare_unspilled = false;  // what deserves to be on disk and is not there does not go
   absl::Time now;
 };
 
@@ -47,7 +48,7 @@ struct EvictionSet {
 
 // What to give up; empty when there is room now. In this order, coldest first:
 //   1. of unheld blocks, what is on disk too and what does not deserve to be;
-//   2. of unheld blocks, the rest;
+//   2. of unheld blocks, the rest (not with spare_unspilled);
 //   3. of pinned blocks, what is on disk too, RESIDUAL first, then BASE if it is worth that; not
 //   what
 //      was promoted lately;

@@ -345,6 +345,7 @@ StoreNodeConfig MakeConfig(const Options& options) {
     config.spill_high_watermark = options.store.spill_watermark_high / 100.0;
     config.spill_low_watermark = options.store.spill_watermark_low / 100.0;
     config.promoted_hold = options.store.spill_hold;
+    config.spill_wait = options.store.spill_wait;
     bytes += options.store.spill_bytes;
   }
   config.blocks_max = static_cast<uint32_t>(

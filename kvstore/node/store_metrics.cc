@@ -56,7 +56,11 @@ StoreMetrics::StoreMetrics(MetricsRegistry& registry)
       promote_failures_(registry.NewCounter("kvtide_store_promote_failures_total",
                                             "Records that could not be read back")),
       tenant_refused_(registry.NewCounter("kvtide_store_tenant_refused_reservations_total",
-                                          "Reservations refused for a tenant's quota")) {
+                                          "Reservations refused for a tenant's quota")),
+      spill_waits_(registry.NewCounter("kvtide_store_spill_waits_total",
+                                       "Reservations that waited for the writer to disk")),
+      promote_retries_(registry.NewCounter("kvtide_store_promote_retries_total",
+                                           "Records read again after an error")) {
   const char* states[kStates] = {"base",     "residual",  "reserved", "writing",
                                  "evicting", "promoting", "free"};
   const char* planes[kPlanes] = {"base", "residual"};
@@ -94,6 +98,8 @@ void StoreMetrics::ObserveDisk(const StoreStats& stats) {
   Raise(spill_failures_, stats.spill_failures);
   Raise(promote_failures_, stats.promote_failures);
   Raise(tenant_refused_, stats.tenant_refused);
+  Raise(spill_waits_, stats.spill_waits);
+  Raise(promote_retries_, stats.promote_retries);
 }
 
 void StoreMetrics::Observe(const StoreStats& stats) {

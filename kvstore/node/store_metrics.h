@@ -54,6 +54,8 @@ class StoreMetrics {
   Counter& spill_failures_;
   Counter& promote_failures_;
   Counter& tenant_refused_;
+  Counter& spill_waits_;
+  Counter& promote_retries_;
 };
 
 }  // namespace kvt

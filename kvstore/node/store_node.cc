@@ -3,6 +3,7 @@
 
 #include <openssl/rand.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -257,12 +258,25 @@ absl::StatusOr<ReserveReply> StoreNode::Reserve(const ReserveRequest& request) {
   KVT_RETURN_IF_ERROR(CheckNotDraining());
   KVT_ASSIGN_OR_RETURN(const std::shared_ptr<const Ticket> ticket, tickets_.Check(request.ticket));
   std::vector<ReservedBlock> reserved;
-  AgedAsk aged{.waited = request.waited};
+  AgedAsk aged;
   {
+    const bool may_wait = disk_ != nullptr && request.waited <= absl::ZeroDuration();
+    const absl::Time until = clock_.Now() + (may_wait ? config_.spill_wait : absl::ZeroDuration());
     MutexLock lock(mu_);
-    KVT_RETURN_IF_ERROR(CheckModel(request.session, *ticket));
-    KVT_RETURN_IF_ERROR(index_.Reserve(clock_.Now(), request.session, ClaimOf(*ticket),
-                                       request.blocks, request.output_blocks, &reserved, &aged));
+    for (bool waited = false;; waited = true) {
+      const absl::Time now = clock_.Now();
+      aged = {.waited = request.waited, .spare_unspilled = now < until};
+      KVT_RETURN_IF_ERROR(CheckModel(request.session, *ticket));
+      const absl::Status status =
+          index_.Reserve(now, request.session, ClaimOf(*ticket), request.blocks,
+                         request.output_blocks, &reserved, &aged);
+      if (status.ok()) break;
+      if (!aged.spill_helps) return status;
+      // A burst that the disk keeps up with on average costs a moment, not blocks that two used.
+      if (!waited) ++spill_waits_;
+      spill_work_.NotifyOne();
+      spill_done_.WaitFor(mu_, std::min<absl::Duration>(until - now, absl::Milliseconds(50)));
+    }
   }
   ReserveReply reply;
   reply.pending = aged.pending;

@@ -52,6 +52,9 @@ struct StoreNodeConfig {
   double spill_low_watermark = 0.8;
   absl::Duration promoted_hold = absl::Seconds(5);
   uint64_t tenant_bytes_max = 0;
+  // How long a reservation waits for reused blocks to reach the disk before they are dropped for it.
+  // Aged ones do not wait.
+  absl::Duration spill_wait;
 };
 
 // Bytes of one batch to disk, and so of what is being written at once; at most an eighth of the
@@ -61,6 +64,8 @@ inline constexpr size_t kErasuresPerRound = 4096;
 // Records of one batch from disk, and those that may wait for it.
 inline constexpr size_t kPromoteBatchRecords = 64;
 inline constexpr size_t kPromoteQueueMax = 16384;
+// A record that cannot be read, or arrives corrupt, is read so often in all before it is given up.
+inline constexpr int kPromoteReadsMax = 3;
 // A disk that failed is tried again after the first, then ever later up to the second.
 inline constexpr absl::Duration kSpillRetryMin = absl::Seconds(1);
 inline constexpr absl::Duration kSpillRetryMax = absl::Seconds(60);
@@ -184,6 +189,7 @@ class StoreNode final : public StoreApi, public PieceResolver {
 
   SpillStore* disk_ = nullptr;  // set by AttachDisk, before others call
   CondVar spill_work_;
+  CondVar spill_done_;
   CondVar promote_work_;
   CondVar promote_done_;
   CondVar purge_done_;
@@ -194,6 +200,8 @@ class StoreNode final : public StoreApi, public PieceResolver {
   absl::Time disk_retry_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   absl::Duration disk_retry_ ABSL_GUARDED_BY(mu_) = kSpillRetryMin;
   uint64_t spill_failures_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t promote_retries_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t spill_waits_ ABSL_GUARDED_BY(mu_) = 0;  // reservations that waited for the writer
   uint64_t purges_wanted_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t purges_done_ ABSL_GUARDED_BY(mu_) = 0;
 };

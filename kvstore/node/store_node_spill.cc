@@ -44,6 +44,32 @@ bool IsIntact(const Loading& loading, const std::byte* bytes) {
   return true;
 }
 
+// Reads what has not been read well yet, unless that is of no use: NotFound, and DataLoss, which is
+// the medium's own verdict. Returns how many it read.
+size_t ReadBatch(SpillStore& disk, std::byte* arena, const std::vector<Loading>& batch,
+                 std::vector<absl::Status>* statuses) {
+  std::vector<SpillRead> reads;
+  std::vector<size_t> index;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const absl::Status& status = (*statuses)[i];
+    if (status.ok() || absl::IsNotFound(status) || absl::IsDataLoss(status)) continue;
+    const PromoteJob& job = batch[i].job;
+    reads.push_back({.key = KeyOf(job.key, PlaneOfRecord(job.record_handle)),
+                     .bytes = absl::MakeSpan(arena + job.offset, job.bytes)});
+    index.push_back(i);
+  }
+  if (reads.empty()) return 0;
+  std::vector<absl::Status> results(reads.size());
+  disk.Read(reads, absl::MakeSpan(results));
+  for (size_t k = 0; k < reads.size(); ++k) {
+    const size_t i = index[k];
+    (*statuses)[i] = results[k].ok() && !IsIntact(batch[i], arena + batch[i].job.offset)
+                         ? absl::InternalError("a slice's checksum differs")
+                         : results[k];
+  }
+  return reads.size();
+}
+
 }  // namespace
 
 absl::Status StoreNode::AttachDisk(SpillStore& disk) {
@@ -195,6 +221,7 @@ bool StoreNode::SpillRound() {
   if (acted) disk_usage_ = usage;
   const absl::Time now = clock_.Now();
   for (const SpillJob& job : work.jobs) index_.EndSpill(now, job.record_handle, status.ok());
+  if (!work.jobs.empty()) spill_done_.NotifyAll();
   if (!erased) {
     erase_again_ = std::move(work.erase);
   } else if (!status.ok()) {
@@ -252,23 +279,19 @@ bool StoreNode::PromoteRound() {
     if (!promotes_.empty()) promote_work_.NotifyOne();  // for another reader
   }
   if (batch.empty()) return false;
-  std::vector<SpillRead> reads(batch.size());
-  std::vector<absl::Status> statuses(batch.size());
-  for (size_t i = 0; i < batch.size(); ++i) {
-    const PromoteJob& job = batch[i].job;
-    reads[i].key = KeyOf(job.key, PlaneOfRecord(job.record_handle));
-    reads[i].bytes = absl::MakeSpan(arena_.data() + job.offset, job.bytes);
+  std::vector<absl::Status> statuses(batch.size(), absl::UnknownError("not read"));
+  uint64_t retries = 0;
+  for (int round = 0; round < kPromoteReadsMax; ++round) {
+    const size_t read = ReadBatch(*disk_, arena_.data(), batch, &statuses);
+    if (read == 0) break;
+    if (round > 0) retries += read;
   }
-  disk_->Read(reads, absl::MakeSpan(statuses));
-  for (size_t i = 0; i < batch.size(); ++i) {
-    if (statuses[i].ok() && !IsIntact(batch[i], arena_.data() + batch[i].job.offset)) {
-      statuses[i] = absl::DataLossError("a slice's checksum differs");
-    }
-    if (!statuses[i].ok()) {
-      KVT_LOG(kWarning, "a record cannot be read back and is given up: ", statuses[i].message());
-    }
+  for (const absl::Status& status : statuses) {
+    if (status.ok()) continue;
+    KVT_LOG(kWarning, "a record cannot be read back and is given up: ", status.message());
   }
   MutexLock lock(mu_);
+  promote_retries_ += retries;
   const absl::Time now = clock_.Now();
   for (size_t i = 0; i < batch.size(); ++i) {
     index_.EndPromote(now, batch[i].job.record_handle, statuses[i].ok());
@@ -378,6 +401,8 @@ void StoreNode::FillDiskStats(const IndexStats& index, StoreStats* stats) {
   stats->disk_failing = disk_failing_;
   stats->index_bytes = index.index_bytes + checksums_.MemoryBytes();
   stats->tenant_refused = index.tenant_refused;
+  stats->spill_waits = spill_waits_;
+  stats->promote_retries = promote_retries_;
 }
 
 }  // namespace kvt

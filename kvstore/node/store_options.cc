@@ -22,6 +22,7 @@ StoreOptions ReadStoreOptions(OptionsTable table) {
   table.Get("spill_one_time", &options.spill_one_time);
   table.Get("spill_watermark_high", &options.spill_watermark_high, 10, 99);
   table.Get("spill_watermark_low", &options.spill_watermark_low, 5, 98);
+  table.Get("spill_wait", &options.spill_wait, absl::ZeroDuration(), absl::Seconds(5));
   table.Get("spill_hold", &options.spill_hold, absl::ZeroDuration(), absl::Minutes(10));
   table.Get("spill_readers", &options.spill_readers, 1, 16);
   table.Get("spill_direct_io", &options.spill_direct_io);

@@ -47,6 +47,9 @@ struct StoreOptions {
   int spill_watermark_low = 80;
   // What came back from disk and is in use stays in memory for so long.
   absl::Duration spill_hold = absl::Seconds(5);
+  // How long a reservation waits for blocks that two requests used to reach the disk, before they
+  // are dropped for it.
+  absl::Duration spill_wait = absl::Milliseconds(200);
   int spill_readers = 2;        // threads that read back
   bool spill_direct_io = true;  // past the page cache
 

@@ -210,6 +210,8 @@ struct StoreStats {
   std::string disk_failing;       // why disk takes nothing now; empty: it works
   uint64_t index_bytes = 0;       // heap of the index, about
   uint64_t tenant_refused = 0;    // reservations beyond their tenant's quota
+  uint64_t spill_waits = 0;       // reservations that waited for the writer to disk
+  uint64_t promote_retries = 0;   // records read again after an error
 };
 
 class StoreApi {

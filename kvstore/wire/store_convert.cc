@@ -393,6 +393,8 @@ void ToWire(const StoreStats& from, kvtide::StoreStats* to) {
   to->set_disk_failing(from.disk_failing);
   to->set_index_bytes(from.index_bytes);
   to->set_tenant_refused(from.tenant_refused);
+  to->set_spill_waits(from.spill_waits);
+  to->set_promote_retries(from.promote_retries);
 }
 
 absl::StatusOr<StoreStats> FromWire(const kvtide::StoreStats& from) {
@@ -437,6 +439,8 @@ absl::StatusOr<StoreStats> FromWire(const kvtide::StoreStats& from) {
   to.disk_failing = from.disk_failing();
   to.index_bytes = from.index_bytes();
   to.tenant_refused = from.tenant_refused();
+  to.spill_waits = from.spill_waits();
+  to.promote_retries = from.promote_retries();
   return to;
 }
 

@@ -39,6 +39,12 @@ void MemorySpillMedium::SetWriteFailure(absl::Status status) {
   write_failure_ = std::move(status);
 }
 
+void MemorySpillMedium::FailReads(uint64_t n, absl::Status status) {
+  MutexLock lock(mu_);
+  fail_reads_ = n;
+  fail_reads_status_ = std::move(status);
+}
+
 void MemorySpillMedium::SetReadFailure(absl::Status status) {
   MutexLock lock(mu_);
   read_failure_ = std::move(status);
@@ -88,6 +94,7 @@ void MemorySpillMedium::ClearFaults() {
   MutexLock lock(mu_);
   fail_write_ = tear_write_ = crash_step_ = kNever;
   write_failure_ = read_failure_ = scan_failure_ = absl::OkStatus();
+  fail_reads_ = 0;
   delay_ = absl::ZeroDuration();
   changed_.NotifyAll();
 }
@@ -230,6 +237,10 @@ absl::Status MemorySpillMedium::WriteLocked(absl::Span<const SpillWrite> batch) 
 
 absl::Status MemorySpillMedium::ReadLocked(const SpillRead& read) {
   KVT_RETURN_IF_ERROR(read_failure_);
+  if (fail_reads_ > 0) {
+    --fail_reads_;
+    return fail_reads_status_;
+  }
   KVT_RETURN_IF_ERROR(Step());
   const auto it = durable_.find(NameOf(read.key));
   if (it == durable_.end()) return absl::NotFoundError("memory spill: no such record");

@@ -50,6 +50,8 @@ class MemorySpillMedium {
   // Every write, or read, fails with `status` until OK is set.
   void SetWriteFailure(absl::Status status);
   void SetReadFailure(absl::Status status);
+  // The next n reads of records fail with `status`.
+  void FailReads(uint64_t n, absl::Status status);
   void SetScanFailure(absl::Status status);
   // The n-th record to be written is acknowledged and lies torn on the medium.
   void TearWrite(uint64_t n);
@@ -121,6 +123,8 @@ class MemorySpillMedium {
   uint64_t tear_write_ ABSL_GUARDED_BY(mu_) = kNever;
   absl::Status write_failure_ ABSL_GUARDED_BY(mu_);
   absl::Status read_failure_ ABSL_GUARDED_BY(mu_);
+  uint64_t fail_reads_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Status fail_reads_status_ ABSL_GUARDED_BY(mu_);
   absl::Status scan_failure_ ABSL_GUARDED_BY(mu_);
   absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
   uint64_t crash_step_ ABSL_GUARDED_BY(mu_) = kNever;

@@ -1,6 +1,7 @@
 // A store node with a second medium: what goes to disk and comes back, failures, crashes, purge.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
 
 #include "kvstore/node/spill_meta.h"
@@ -137,6 +138,91 @@ TEST_F(StoreSpillTest, F6_FailedOrCorruptLoad_IsAMissAndNeverAsked) {
   EXPECT_EQ(store_->Look(901, Name(2)).presence, BlockPresence::kBaseOnly);
   EXPECT_EQ(Stats().promote_failures, 2u);
   ExpectBytesSum(Stats());
+}
+
+TEST_F(StoreSpillTest, F6_TransientReadError_IsReadAgainAndTheRecordStays) {
+  Start();
+  PutMany(1, 60);
+  LookupReply::Block found = store_->Look(900, Name(1));
+  const uint64_t base = PlaneRecordHandle(found.place.handle, Plane::kBase);
+  medium_->FailReads(kPromoteReadsMax - 1, absl::UnavailableError("spill: I/O error"));
+  EXPECT_EQ(store_->Promote(900, base), Outcome::kResident);
+  EXPECT_EQ(store_->Pull(900, Name(1).key, base), PieceStatus::kOk);
+  EXPECT_EQ(Stats().promote_retries, uint64_t{kPromoteReadsMax} - 1);
+  EXPECT_EQ(Stats().promote_failures, 0u);
+  // As often as it is tried: given up, and its space is free again.
+  medium_->FailReads(kPromoteReadsMax, absl::UnavailableError("spill: I/O error"));
+  found = store_->Look(900, Name(2));
+  EXPECT_EQ(store_->Promote(900, PlaneRecordHandle(found.place.handle, Plane::kBase)),
+            Outcome::kLost);
+  EXPECT_EQ(Stats().promote_failures, 1u);
+  ExpectBytesSum(Stats());
+}
+
+// Blocks that two tickets used, written faster than the disk takes them: a writer of its own, and a
+// disk that needs a while for each batch.
+class StoreBurstTest : public StoreSpillTest {
+ protected:
+  static constexpr int kBlocks = 96;  // six times the memory
+
+  // Puts kBlocks blocks as fast as the store lets, each used by a second ticket.
+  void Burst(absl::Duration spill_wait, absl::Duration disk_delay) {
+    store_ = std::make_unique<SpillingStore>(
+        medium_, tickets_, RealClock::Get(),
+        SpillingOptions{.one_time = false, .spill_wait = spill_wait});
+    medium_->SetDelay(disk_delay);
+    std::atomic<bool> done{false};
+    std::thread writer([&] {
+      while (!done) {
+        if (!store_->node().SpillRound()) store_->node().WaitForSpill(absl::Milliseconds(20));
+      }
+    });
+    for (int seed = 1; seed <= kBlocks; ++seed) {
+      const absl::Status put = store_->Put(seed, Name(seed));
+      EXPECT_TRUE(put.ok()) << put;
+      (void)store_->Look(1000 + seed, Name(seed));
+      EXPECT_TRUE(store_->node().Release({store_->session(), Ref(1000 + seed)}).ok());
+    }
+    done = true;
+    medium_->SetDelay(absl::ZeroDuration());
+    writer.join();
+    ExpectBytesSum(Stats());
+  }
+  uint64_t Dropped() { return Stats().dropped[0] + Stats().dropped[1] + Stats().evicted_blocks; }
+};
+
+TEST_F(StoreBurstTest, BurstFasterThanTheDisk_WaitsAndLosesNoReusedBlock) {
+  Burst(/*spill_wait=*/absl::Seconds(30), /*disk_delay=*/absl::Milliseconds(3));
+  EXPECT_EQ(Dropped(), 0u);
+  EXPECT_EQ(Stats().refused, 0u) << "a wait is no refusal";
+  EXPECT_GT(Stats().spill_waits, 0u);
+  for (int seed = 1; seed <= kBlocks; ++seed) {
+    EXPECT_EQ(store_->Readable(2000 + seed, Name(seed)), 2) << seed;
+    store_->SpillAll();
+  }
+}
+
+TEST_F(StoreBurstTest, DiskThatHangs_CostsTheWaitAndThenColdBlocksGo) {
+  const absl::Time began = RealClock::Get().Now();
+  Burst(/*spill_wait=*/absl::Milliseconds(20), /*disk_delay=*/absl::Hours(1));
+  EXPECT_LT(RealClock::Get().Now() - began, absl::Seconds(30));
+  EXPECT_GT(Dropped(), 0u);
+  EXPECT_EQ(store_->Readable(3000, Name(kBlocks)), 2);
+}
+
+TEST_F(StoreBurstTest, AgedReservation_DoesNotWait) {
+  Start({.one_time = false, .spill_wait = absl::Hours(1)});
+  for (int seed = 1; seed <= 16; ++seed) {
+    ASSERT_TRUE(store_->Put(seed, Name(seed)).ok()) << seed;
+    (void)store_->Look(1000 + seed, Name(seed));
+    ASSERT_TRUE(store_->node().Release({store_->session(), Ref(1000 + seed)}).ok());
+  }
+  // Nobody spills: a fresh one would wait for ever.
+  const auto aged = store_->node().Reserve(
+      {store_->session(), tickets_.Make(77), {Name(77)}, 0, absl::Milliseconds(600)});
+  ASSERT_TRUE(aged.ok()) << aged.status();
+  EXPECT_FALSE(aged->pending);
+  EXPECT_EQ(Stats().spill_waits, 0u);
 }
 
 TEST_F(StoreSpillTest, DiskFull_IsSaidAndNothingInMemoryIsHurt) {
