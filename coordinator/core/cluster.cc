@@ -90,6 +90,7 @@ HeartbeatReply Cluster::Heartbeat(const Moment& now, const HeartbeatRequest& req
   HeartbeatReply reply;
   const Member* before = nodes_.Find(request.name);
   const bool was_starting = before != nullptr && before->state == MemberState::kStarting;
+  const std::string condition_before = before == nullptr ? "" : before->load.condition;
   const bool was_draining = before != nullptr && before->state == MemberState::kDraining;
   const Member* member = nodes_.Heartbeat(now.monotonic, request);
   if (was_starting && member != nullptr && member->state == MemberState::kReady) {
@@ -101,6 +102,13 @@ HeartbeatReply Cluster::Heartbeat(const Moment& now, const HeartbeatRequest& req
   }
   if (request.load.draining && !was_draining) {
     events_.Add(now.unix, absl::StrCat(Describe(*member), " is stopping and drains"));
+  }
+  const std::string& condition = member->load.condition;
+  if (condition.empty() != condition_before.empty()) {
+    events_.Add(now.unix,
+                absl::StrCat(Describe(*member), ": ",
+                             condition.empty() ? "well again"
+                                               : condition.substr(0, kErrorBytesMax)));
   }
   requests_.Seen(now.monotonic, request.name, request.load.tickets);
   if (request.view_version != nodes_.view_version()) reply.view = nodes_.View();

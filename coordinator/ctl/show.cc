@@ -50,6 +50,7 @@ json ToJson(const NodeStatus& node) {
               {"epoch", absl::StrFormat("%016x", node.epoch.value())},
               {"since_heartbeat_s", Seconds(node.since_heartbeat)},
               {"capacity_bytes", node.capacity_bytes}};
+  if (!node.load.condition.empty()) out["condition"] = node.load.condition;
   if (node.state == "starting") out["starting_percent"] = node.load.starting_percent;
   if (node.kind == NodeKind::kStore) return out;
   out["load"] = {{"running", node.load.running},

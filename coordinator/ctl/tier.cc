@@ -1,4 +1,5 @@
 // `kvtide tier`: what lies in the stores, by medium and plane; `tier purge`.
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <string>
@@ -34,6 +35,12 @@ std::string ByPlaneText(const std::array<uint64_t, kPlanes>& values) {
 }
 
 json ToJson(const StoreStats& stats) {
+  json tenants = json::array();
+  for (const TenantBytes& tenant : stats.tenants) {
+    tenants.push_back({{"tenant", tenant.tenant},
+                       {"memory_bytes", tenant.memory_bytes},
+                       {"disk_bytes", tenant.disk_bytes}});
+  }
   return {{"capacity_bytes", stats.capacity_bytes},
           {"used_bytes", stats.used_bytes},
           {"resident_bytes", ByPlane(stats.resident_bytes)},
@@ -74,7 +81,9 @@ json ToJson(const StoreStats& stats) {
             {"promote_failures", stats.promote_failures},
             {"promote_retries", stats.promote_retries},
             {"spill_waits", stats.spill_waits},
-            {"failing", stats.disk_failing}}}};
+            {"limit_bytes", stats.disk_limit_bytes},
+            {"failing", stats.disk_failing}}},
+          {"tenants", std::move(tenants)}};
 }
 
 void AddTo(StoreStats& sum, const StoreStats& one) {
@@ -90,7 +99,8 @@ void AddTo(StoreStats& sum, const StoreStats& one) {
         &StoreStats::disk_used_bytes, &StoreStats::disk_quota_bytes,
         &StoreStats::spill_queue_bytes, &StoreStats::promote_queue_bytes,
         &StoreStats::spill_failures, &StoreStats::promote_failures,
-        &StoreStats::promote_retries, &StoreStats::spill_waits, &StoreStats::tenant_refused}) {
+        &StoreStats::promote_retries, &StoreStats::spill_waits, &StoreStats::tenant_refused,
+        &StoreStats::disk_limit_bytes}) {
     sum.*field += one.*field;
   }
   for (std::array<uint64_t, kPlanes> StoreStats::*field :
@@ -98,6 +108,19 @@ void AddTo(StoreStats& sum, const StoreStats& one) {
         &StoreStats::spilled, &StoreStats::promoted, &StoreStats::dropped}) {
     for (size_t p = 0; p < kPlanes; ++p) (sum.*field)[p] += (one.*field)[p];
   }
+  for (const TenantBytes& tenant : one.tenants) {
+    const auto known =
+        std::find_if(sum.tenants.begin(), sum.tenants.end(),
+                     [&](const TenantBytes& t) { return t.tenant == tenant.tenant; });
+    TenantBytes& to = known == sum.tenants.end() ? sum.tenants.emplace_back() : *known;
+    to.tenant = tenant.tenant;
+    to.memory_bytes += tenant.memory_bytes;
+    to.disk_bytes += tenant.disk_bytes;
+  }
+  std::stable_sort(sum.tenants.begin(), sum.tenants.end(),
+                   [](const TenantBytes& a, const TenantBytes& b) {
+                     return a.memory_bytes + a.disk_bytes > b.memory_bytes + b.disk_bytes;
+                   });
 }
 
 std::string HitText(const StoreStats& stats) {
@@ -116,6 +139,12 @@ void AddTierRow(TextTable& table, const std::string& name, const StoreStats& sta
              FormatBytes(stats.pulled_bytes), FormatBytes(stats.pushed_bytes)});
 }
 
+std::string DiskState(const StoreStats& stats) {
+  if (!stats.disk_failing.empty()) return Printable(stats.disk_failing);
+  if (stats.disk_limit_bytes == 0) return "ok";
+  return absl::StrCat("full, at most ", FormatBytes(stats.disk_limit_bytes), " of blocks");
+}
+
 void AddDiskRow(TextTable& table, const std::string& name, const StoreStats& stats) {
   if (stats.disk_quota_bytes == 0) {
     table.Row({name, "-", "", "", "", "", "", "", "", "none"});
@@ -126,7 +155,19 @@ void AddDiskRow(TextTable& table, const std::string& name, const StoreStats& sta
              ByPlaneText(stats.spilled), ByPlaneText(stats.promoted), ByPlaneText(stats.dropped),
              absl::StrCat(FormatBytes(stats.spill_queue_bytes), "/",
                           FormatBytes(stats.promote_queue_bytes)),
-             stats.disk_failing.empty() ? "ok" : Printable(stats.disk_failing)});
+             DiskState(stats)});
+}
+
+void PrintTenants(const StoreStats& sum) {
+  const bool named = std::any_of(sum.tenants.begin(), sum.tenants.end(),
+                                 [](const TenantBytes& t) { return !t.tenant.empty(); });
+  if (!named) return;
+  TextTable table({"TENANT", ">MEMORY", ">DISK"});
+  for (const TenantBytes& tenant : sum.tenants) {
+    table.Row({tenant.tenant.empty() ? "-" : Printable(tenant.tenant),
+               FormatBytes(tenant.memory_bytes), FormatBytes(tenant.disk_bytes)});
+  }
+  std::printf("\n%s", table.Render().c_str());
 }
 
 }  // namespace
@@ -169,6 +210,7 @@ int RunTier(const Cli& cli) {
       AddDiskRow(disk, "sum", sum);
       std::printf("\n%s", disk.Render().c_str());
     }
+    PrintTenants(sum);
     for (const std::string& text : unreachable) std::printf("%s\n", Printable(text).c_str());
   }
   return unreachable.empty() ? kExitOk : kExitFailed;

@@ -30,6 +30,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -112,11 +113,18 @@ class BlockIndex {
   uint64_t PurgeTenant(absl::string_view tenant);
   // Bytes of the tenant's records by medium.
   [[nodiscard]] BlockTable::DomainBytes BytesOfTenant(absl::string_view tenant) const;
-  // Every tenant seen since boot, with its bytes, in order of appearance.
-  [[nodiscard]] std::vector<std::pair<std::string, BlockTable::DomainBytes>> Tenants() const;
+  // Tenants with bytes in either medium, those with most first, at most so many.
+  [[nodiscard]] std::vector<std::pair<std::string, BlockTable::DomainBytes>> TopTenants(
+      size_t tenants_max) const;
 
   // Whether the disk takes writes now; initially as has_disk.
   void SetDiskWritable(bool writable) { disk_writable_ = writable && options_.has_disk; }
+  // The disk has room for less than options say: records beyond it leave, oldest first, as others are
+  // written. 0: for all.
+  void SetDiskLimit(uint64_t bytes) { disk_limit_ = bytes; }
+  [[nodiscard]] uint64_t disk_bytes() const {
+    return table_.DiskBytesOf(Plane::kBase) + table_.DiskBytesOf(Plane::kResidual);
+  }
   // Frees what may leave at once and takes what is to be written, at most so many bytes (one record
   // at least). Each job's EndSpill is due.
   void TakeSpills(absl::Time now, uint64_t bytes_max, std::vector<SpillJob>* out);
@@ -201,7 +209,10 @@ class BlockIndex {
   void SpillCold(SpillBatch& batch);
   void SpillPinned(SpillBatch& batch);
   bool AddSpill(SpillBatch& batch, uint32_t number, Plane plane, bool leave);
-  bool TryMakeDiskRoom(uint64_t bytes);
+  bool TryMakeDiskRoom(uint32_t domain, uint64_t bytes);
+  // Takes the least recently used block of the domain off the disk, or of any without one. False:
+  // all are busy.
+  bool TryShedDisk(std::optional<uint32_t> domain);
   void CheckBlock(uint32_t number) const;
   void AddRoom(TicketEntry& ticket, uint64_t blocks);
   uint32_t TakeBlock(TicketEntry& ticket, const Holder& holder);  // out of the room, if it has one
@@ -243,6 +254,8 @@ class BlockIndex {
   absl::flat_hash_map<uint64_t, bool> spilling_;      // record handle -> leaves memory when written
   absl::flat_hash_map<uint64_t, uint64_t> landings_;  // record handle -> offset
   uint64_t spilling_bytes_ = 0;
+  absl::flat_hash_map<uint32_t, uint64_t> domain_spilling_;  // bytes of it by domain
+  uint64_t disk_limit_ = 0;
   uint64_t leaving_bytes_ = 0;  // of spilling_, those that leave
   std::deque<DiskErasure> erasures_;
   IndexStats counters_;  // the running figures of it: pins, in flight, room, since boot

@@ -115,42 +115,58 @@ bool BlockIndex::AddSpill(SpillBatch& batch, uint32_t number, Plane plane, bool 
     return false;
   }
   // Room on disk may cost this very block its place there, or everything.
-  if (!TryMakeDiskRoom(record_bytes) || !block.indexed || !block.InMemory(plane)) return false;
+  if (!TryMakeDiskRoom(block.domain, record_bytes) || !block.indexed || !block.InMemory(plane)) return false;
   const uint64_t record = PlaneRecordHandle(table_.HandleOf(number), plane);
   block.moving[p] = Moving::kSpilling;
   spilling_.emplace(record, leave);
   spilling_bytes_ += record_bytes;
+  domain_spilling_[block.domain] += record_bytes;
   if (leave) leaving_bytes_ += record_bytes;
   batch.bytes += record_bytes;
   batch.jobs->push_back(SpillJob{record, block.key, block.offset[p], record_bytes});
   return true;
 }
 
-bool BlockIndex::TryMakeDiskRoom(uint64_t bytes) {
-  if (options_.disk_bytes_max == 0) return true;
-  const auto used = [this] {
-    return table_.DiskBytesOf(Plane::kBase) + table_.DiskBytesOf(Plane::kResidual) +
-           spilling_bytes_;
-  };
-  while (used() + bytes > options_.disk_bytes_max) {
-    uint32_t victim = kNoBlock;
-    uint64_t skipped = 0;
-    order_.WalkDisk([&](uint32_t number) {
-      if (table_.At(number).IsBusy()) return ++skipped < kEvictionSkipsMax;
-      victim = number;
-      return false;
-    });
-    if (victim == kNoBlock) return false;
-    const Block& block = table_.At(victim);
-    if (!block.InMemory(Plane::kBase)) {
-      Evict(victim);
-      continue;
+bool BlockIndex::TryMakeDiskRoom(uint32_t domain, uint64_t bytes) {
+  if (options_.tenant_disk_bytes_max != 0) {
+    const auto used = [&] {
+      const auto spilling = domain_spilling_.find(domain);
+      return table_.OfDomain(domain).disk +
+             (spilling == domain_spilling_.end() ? 0 : spilling->second);
+    };
+    while (used() + bytes > options_.tenant_disk_bytes_max) {
+      if (!TryShedDisk(domain)) return false;
     }
-    for (const Plane plane : {Plane::kResidual, Plane::kBase}) {
-      if (!block.OnDisk(plane)) continue;
-      if (!block.InMemory(plane)) ++counters_.dropped[static_cast<size_t>(plane)];
-      LeaveDisk(victim, plane);
-    }
+  }
+  uint64_t limit = options_.disk_bytes_max;
+  if (disk_limit_ != 0) limit = limit == 0 ? disk_limit_ : std::min(limit, disk_limit_);
+  if (limit == 0) return true;
+  while (disk_bytes() + spilling_bytes_ + bytes > limit) {
+    if (!TryShedDisk(std::nullopt)) return false;
+  }
+  return true;
+}
+
+bool BlockIndex::TryShedDisk(std::optional<uint32_t> domain) {
+  uint32_t victim = kNoBlock;
+  uint64_t skipped = 0;
+  order_.WalkDisk([&](uint32_t number) {
+    const Block& block = table_.At(number);
+    if (block.IsBusy()) return ++skipped < kEvictionSkipsMax;
+    if (domain.has_value() && block.domain != *domain) return ++skipped < kTenantSkipsMax;
+    victim = number;
+    return false;
+  });
+  if (victim == kNoBlock) return false;
+  const Block& block = table_.At(victim);
+  if (!block.InMemory(Plane::kBase)) {
+    Evict(victim);
+    return true;
+  }
+  for (const Plane plane : {Plane::kResidual, Plane::kBase}) {
+    if (!block.OnDisk(plane)) continue;
+    if (!block.InMemory(plane)) ++counters_.dropped[static_cast<size_t>(plane)];
+    LeaveDisk(victim, plane);
   }
   return true;
 }
@@ -175,6 +191,8 @@ void BlockIndex::EndSpill(absl::Time, uint64_t record_handle, bool written) {
   KVT_CHECK(block != nullptr && block->moving[p] == Moving::kSpilling, "record ", record_handle);
   const uint64_t record_bytes = allocator_.RecordBytes(block->cls);
   spilling_bytes_ -= record_bytes;
+  const auto spilling = domain_spilling_.find(block->domain);
+  if ((spilling->second -= record_bytes) == 0) domain_spilling_.erase(spilling);
   if (leave) leaving_bytes_ -= record_bytes;
   block->moving[p] = Moving::kNone;
   if (written && block->indexed) {

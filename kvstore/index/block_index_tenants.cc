@@ -1,4 +1,5 @@
 // What belongs to whom: quota, accounting and purge by sharing domain.
+#include <algorithm>
 #include <utility>
 
 #include "kvstore/index/block_index.h"
@@ -59,10 +60,21 @@ BlockTable::DomainBytes BlockIndex::BytesOfTenant(absl::string_view tenant) cons
   return domain.has_value() ? table_.OfDomain(*domain) : BlockTable::DomainBytes();
 }
 
-std::vector<std::pair<std::string, BlockTable::DomainBytes>> BlockIndex::Tenants() const {
-  std::vector<std::pair<std::string, BlockTable::DomainBytes>> tenants;
+std::vector<std::pair<std::string, BlockTable::DomainBytes>> BlockIndex::TopTenants(
+    size_t tenants_max) const {
+  std::vector<std::pair<uint64_t, uint32_t>> sums;  // bytes, domain
   for (uint32_t domain = 0; domain < domains_.names().size(); ++domain) {
-    tenants.emplace_back(domains_.names()[domain], table_.OfDomain(domain));
+    const BlockTable::DomainBytes bytes = table_.OfDomain(domain);
+    if (bytes.memory + bytes.disk > 0) sums.emplace_back(bytes.memory + bytes.disk, domain);
+  }
+  const size_t count = std::min(tenants_max, sums.size());
+  std::partial_sort(sums.begin(), sums.begin() + static_cast<ptrdiff_t>(count), sums.end(),
+                    [](const auto& a, const auto& b) {
+                      return a.first != b.first ? a.first > b.first : a.second < b.second;
+                    });
+  std::vector<std::pair<std::string, BlockTable::DomainBytes>> tenants;
+  for (size_t i = 0; i < count; ++i) {
+    tenants.emplace_back(domains_.names()[sums[i].second], table_.OfDomain(sums[i].second));
   }
   return tenants;
 }

@@ -27,6 +27,7 @@ struct IndexOptions {
   // The second medium; without one nothing below matters.
   bool has_disk = false;
   uint64_t disk_bytes_max = 0;  // of records on disk; 0: no bound
+  uint64_t tenant_disk_bytes_max = 0;  // of one domain's, its own oldest go for its newest; 0: none
   bool spill_one_time = false;  // also what one ticket alone used
   // Of the arena: above the high one the background makes room until the low one. No effect without
   // a disk: dropping costs nothing, Reserve does it when it must.

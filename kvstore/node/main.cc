@@ -218,6 +218,7 @@ class Membership {
         load.starting = true;
         load.starting_percent = static_cast<uint32_t>(percent);
       }
+      load.condition = node.Condition();
       return load;
     };
     events.on_registered = [&node](const RegisterReply& reply) {
@@ -336,6 +337,7 @@ StoreNodeConfig MakeConfig(const Options& options) {
   config.lease = options.store.lease;
   config.slab_bytes = RecordAllocator::SlabBytesFor(options.store.arena_bytes);
   config.tenant_bytes_max = options.store.tenant_bytes;
+  config.tenant_disk_bytes_max = options.store.tenant_disk_bytes;
   uint64_t bytes = RoundUp(options.store.arena_bytes, config.slab_bytes);
   if (!options.store.spill_folder.empty()) {
     config.has_disk = true;

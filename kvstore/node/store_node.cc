@@ -22,6 +22,7 @@ IndexOptions MakeIndexOptions(const StoreNodeConfig& config, const Arena& arena)
   options.stall_after = kStoreStallAfter;
   options.boot = config.epoch.value();
   options.tenant_bytes_max = config.tenant_bytes_max;
+  options.tenant_disk_bytes_max = config.tenant_disk_bytes_max;
   options.has_disk = config.has_disk;
   options.disk_bytes_max = config.disk_bytes_max;
   options.spill_one_time = config.spill_one_time;
@@ -157,6 +158,15 @@ StoreStats StoreNode::StatsNow() {
   return stats;
 }
 
+absl::StatusOr<StoreStats> StoreNode::Stats() {
+  StoreStats stats = StatsNow();
+  MutexLock lock(mu_);
+  for (auto& [tenant, bytes] : index_.TopTenants(kTenantsShownMax)) {
+    stats.tenants.push_back({std::move(tenant), bytes.memory, bytes.disk});
+  }
+  return stats;
+}
+
 absl::Status StoreNode::CheckNotDraining() const {
   if (!draining_.load()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("store ", config_.name, " is draining"));
@@ -265,7 +275,7 @@ absl::StatusOr<ReserveReply> StoreNode::Reserve(const ReserveRequest& request) {
     MutexLock lock(mu_);
     for (bool waited = false;; waited = true) {
       const absl::Time now = clock_.Now();
-      aged = {.waited = request.waited, .spare_unspilled = now < until};
+      aged = {.waited = request.waited, .spare_unspilled = now < until && disk_failing_.empty()};
       KVT_RETURN_IF_ERROR(CheckModel(request.session, *ticket));
       const absl::Status status =
           index_.Reserve(now, request.session, ClaimOf(*ticket), request.blocks,

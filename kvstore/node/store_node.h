@@ -52,6 +52,7 @@ struct StoreNodeConfig {
   double spill_low_watermark = 0.8;
   absl::Duration promoted_hold = absl::Seconds(5);
   uint64_t tenant_bytes_max = 0;
+  uint64_t tenant_disk_bytes_max = 0;
   // How long a reservation waits for reused blocks to reach the disk before they are dropped for it.
   // Aged ones do not wait.
   absl::Duration spill_wait;
@@ -66,6 +67,10 @@ inline constexpr size_t kPromoteBatchRecords = 64;
 inline constexpr size_t kPromoteQueueMax = 16384;
 // A record that cannot be read, or arrives corrupt, is read so often in all before it is given up.
 inline constexpr int kPromoteReadsMax = 3;
+// Tenants that Stats names.
+inline constexpr size_t kTenantsShownMax = 16;
+// A disk that others fill keeps at most what is there; it is looked whether that has changed.
+inline constexpr absl::Duration kDiskLimitCheck = absl::Seconds(1);
 // A disk that failed is tried again after the first, then ever later up to the second.
 inline constexpr absl::Duration kSpillRetryMin = absl::Seconds(1);
 inline constexpr absl::Duration kSpillRetryMax = absl::Seconds(60);
@@ -122,7 +127,10 @@ class StoreNode final : public StoreApi, public PieceResolver {
   absl::StatusOr<PurgeTenantReply> PurgeTenant(const PurgeTenantRequest& request) override;
   absl::Status Release(const ReleaseRequest& request) override;
   absl::Status CloseSession(SessionId session) override;
-  absl::StatusOr<StoreStats> Stats() override { return StatsNow(); }
+  // With the tenants that hold most.
+  absl::StatusOr<StoreStats> Stats() override;
+  // What people should know of it, on one line; empty: nothing.
+  [[nodiscard]] std::string Condition();
 
   absl::Status Attach(const SessionToken& token) override;
   void Detach(SessionId session) override;
@@ -161,6 +169,9 @@ class StoreNode final : public StoreApi, public PieceResolver {
   struct SpillWork;
   void TakeSpillWork(SpillWork* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void NoteDisk(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The disk is full before the quota is: keeps less there, until there is room again.
+  void LimitDisk() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ReviewDiskLimit(const SpillUsage& usage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string MetaOf(uint64_t record_handle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RestoreBase(const SpillMeta& meta, uint64_t bytes, std::vector<SpillKey>* unwanted);
   void RestoreResidual(const BlockKey& key, const SpillMeta& meta, std::vector<SpillKey>* unwanted);
@@ -197,6 +208,9 @@ class StoreNode final : public StoreApi, public PieceResolver {
   std::vector<SpillKey> erase_again_ ABSL_GUARDED_BY(mu_);  // before anything is written
   SpillUsage disk_usage_ ABSL_GUARDED_BY(mu_);  // after the writer's last round
   std::string disk_failing_ ABSL_GUARDED_BY(mu_);
+  uint64_t disk_limit_ ABSL_GUARDED_BY(mu_) = 0;        // of records there; 0: none
+  uint64_t disk_free_at_limit_ ABSL_GUARDED_BY(mu_) = 0;  // of the file system, when it was set
+  absl::Time disk_limit_check_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   absl::Time disk_retry_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   absl::Duration disk_retry_ ABSL_GUARDED_BY(mu_) = kSpillRetryMin;
   uint64_t spill_failures_ ABSL_GUARDED_BY(mu_) = 0;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/log.h"
+#include "kernels/base/units.h"
 #include "kernels/layout/checksum.h"
 #include "kvstore/node/store_node.h"
 
@@ -173,6 +174,7 @@ struct StoreNode::SpillWork {
   bool erased_all = false;  // of what is to be erased now
   uint64_t purges = 0;      // wanted when the round began
   bool reclaim = false;
+  bool review_limit = false;
   std::vector<SpillJob> jobs;
   std::vector<std::string> metas;
 };
@@ -180,6 +182,7 @@ struct StoreNode::SpillWork {
 void StoreNode::TakeSpillWork(SpillWork* work) {
   const absl::Time now = clock_.Now();
   work->purges = purges_wanted_;
+  work->review_limit = disk_limit_ != 0 && now >= disk_limit_check_;
   work->erase = std::exchange(erase_again_, {});
   std::vector<DiskErasure> erasures;
   index_.TakeErasures(kErasuresPerRound, &erasures);
@@ -190,6 +193,11 @@ void StoreNode::TakeSpillWork(SpillWork* work) {
   work->reclaim = work->erased_all && purges_done_ < purges_wanted_;
   index_.SetDiskWritable(now >= disk_retry_at_);
   index_.TakeSpills(now, std::min(kSpillBatchBytes, arena_.size() / 8), &work->jobs);
+  // What gave way to them goes before they are written: the room may be needed.
+  index_.TakeErasures(kErasuresPerRound, &erasures);
+  for (const DiskErasure& erasure : erasures) {
+    work->erase.push_back(KeyOf(erasure.key, erasure.plane));
+  }
   for (const SpillJob& job : work->jobs) work->metas.push_back(MetaOf(job.record_handle));
 }
 
@@ -215,7 +223,8 @@ bool StoreNode::SpillRound() {
     }
     status = disk_->Write(writes);
   }
-  const bool acted = !work.erase.empty() || work.reclaim || !work.jobs.empty();
+  const bool acted =
+      !work.erase.empty() || work.reclaim || !work.jobs.empty() || work.review_limit;
   const SpillUsage usage = acted ? disk_->Usage() : SpillUsage();
   MutexLock lock(mu_);
   if (acted) disk_usage_ = usage;
@@ -236,6 +245,7 @@ bool StoreNode::SpillRound() {
   }
   // Erasing alone does not tell that the disk takes records.
   if (!status.ok() || !work.jobs.empty()) NoteDisk(status);
+  if (work.review_limit) ReviewDiskLimit(usage);
   return status.ok() && (!work.jobs.empty() || !work.erased_all);
 }
 
@@ -247,6 +257,7 @@ void StoreNode::NoteDisk(const absl::Status& status) {
     return;
   }
   ++spill_failures_;
+  if (absl::IsResourceExhausted(status)) LimitDisk();
   disk_retry_at_ = clock_.Now() + disk_retry_;
   disk_retry_ = std::min(disk_retry_ * 2, kSpillRetryMax);
   index_.SetDiskWritable(false);
@@ -255,6 +266,45 @@ void StoreNode::NoteDisk(const absl::Status& status) {
             "the disk takes no records; serving from memory, trying again: ", status.message());
   }
   disk_failing_ = std::string(status.message());
+}
+
+void StoreNode::LimitDisk() {
+  const uint64_t used = index_.disk_bytes();
+  const uint64_t from = disk_limit_ == 0 ? used : std::min(used, disk_limit_);
+  // Ever less while it is refused; never nothing, which would mean no limit.
+  const uint64_t less = std::max(std::min(kSpillBatchBytes, arena_.size() / 8), from / 16);
+  disk_limit_ = from > less ? from - less : 1;
+  disk_free_at_limit_ = disk_usage_.free_bytes;
+  disk_limit_check_ = clock_.Now() + kDiskLimitCheck;
+  index_.SetDiskLimit(disk_limit_);
+  KVT_LOG(kWarning, "the disk is full: at most ", FormatBytes(disk_limit_),
+          " of blocks stay there until it has room again");
+}
+
+void StoreNode::ReviewDiskLimit(const SpillUsage& usage) {
+  disk_limit_check_ = clock_.Now() + kDiskLimitCheck;
+  // Half of what others gave back, so that it does not run full at once again.
+  const uint64_t more = usage.free_bytes > disk_free_at_limit_
+                            ? (usage.free_bytes - disk_free_at_limit_) / 2
+                            : 0;
+  if (more < 2 * std::min(kSpillBatchBytes, arena_.size() / 8)) return;
+  disk_limit_ = std::max(disk_limit_, index_.disk_bytes() + more);
+  if (config_.disk_bytes_max != 0 ? disk_limit_ >= config_.disk_bytes_max
+                                  : more >= arena_.size()) {
+    disk_limit_ = 0;
+    KVT_LOG(kInfo, "the disk has room for all blocks again");
+  }
+  index_.SetDiskLimit(disk_limit_);
+  disk_retry_at_ = std::min(disk_retry_at_, clock_.Now());
+}
+
+std::string StoreNode::Condition() {
+  MutexLock lock(mu_);
+  if (!disk_failing_.empty()) {
+    return absl::StrCat("its disk takes no blocks, it serves from memory: ", disk_failing_);
+  }
+  if (disk_limit_ == 0) return "";
+  return absl::StrCat("its disk is full; it keeps ", FormatBytes(disk_limit_), " there");
 }
 
 bool StoreNode::PromoteRound() {
@@ -399,6 +449,7 @@ void StoreNode::FillDiskStats(const IndexStats& index, StoreStats* stats) {
   stats->spill_failures = spill_failures_;
   stats->promote_failures = index.lost_on_disk;
   stats->disk_failing = disk_failing_;
+  stats->disk_limit_bytes = disk_limit_;
   stats->index_bytes = index.index_bytes + checksums_.MemoryBytes();
   stats->tenant_refused = index.tenant_refused;
   stats->spill_waits = spill_waits_;

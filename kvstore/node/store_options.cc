@@ -17,6 +17,7 @@ StoreOptions ReadStoreOptions(OptionsTable table) {
   table.Get("ticket_public_key_file", &options.ticket_public_key_file);
   table.Get("populate_threads", &options.populate_threads, 1, 64);
   table.GetBytes("tenant_bytes", &options.tenant_bytes, 0, 16 * 1024 * kGiB);
+  table.GetBytes("tenant_disk_bytes", &options.tenant_disk_bytes, 0, 1024 * 1024 * kGiB);
   table.Get("spill_folder", &options.spill_folder);
   table.GetBytes("spill_bytes", &options.spill_bytes, 16 * kMiB, 256 * 1024 * kGiB);
   table.Get("spill_one_time", &options.spill_one_time);

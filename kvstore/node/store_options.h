@@ -37,6 +37,8 @@ struct StoreOptions {
   // Bytes of one tenant in memory; beyond them its own cold blocks go, then its reservations are
   // refused. 0: no bound.
   uint64_t tenant_bytes = 0;
+  // The same on disk; beyond it the tenant's own oldest go for its newest. 0: no bound.
+  uint64_t tenant_disk_bytes = 0;
   // The second medium: a folder of this store alone; empty: none.
   std::string spill_folder;
   uint64_t spill_bytes = 64 * kGiB;  // of all files in it

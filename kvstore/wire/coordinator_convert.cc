@@ -87,6 +87,7 @@ void ToWire(const LoadReport& from, kvtide::LoadReport* to) {
   to->set_starting(from.starting);
   to->set_starting_percent(from.starting_percent);
   to->set_draining(from.draining);
+  to->set_condition(from.condition);
   for (const TicketRef& ticket : from.tickets) ToWire(ticket, to->add_tickets());
 }
 
@@ -100,6 +101,7 @@ LoadReport FromWire(const kvtide::LoadReport& from) {
   to.starting = from.starting();
   to.starting_percent = from.starting_percent();
   to.draining = from.draining();
+  to.condition = from.condition();
   for (const auto& ticket : from.tickets()) to.tickets.push_back(FromWire(ticket));
   return to;
 }

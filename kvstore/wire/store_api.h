@@ -167,6 +167,13 @@ struct RenewReply {
 };
 
 // What `kvtide tier` shows; from the allocator and the index, never estimated.
+// What one tenant's blocks take.
+struct TenantBytes {
+  std::string tenant;
+  uint64_t memory_bytes = 0;
+  uint64_t disk_bytes = 0;
+};
+
 struct StoreStats {
   NodeName name;
   BootEpoch epoch;
@@ -212,6 +219,8 @@ struct StoreStats {
   uint64_t tenant_refused = 0;    // reservations beyond their tenant's quota
   uint64_t spill_waits = 0;       // reservations that waited for the writer to disk
   uint64_t promote_retries = 0;   // records read again after an error
+  uint64_t disk_limit_bytes = 0;  // of records on a disk that is full before its quota; 0: none
+  std::vector<TenantBytes> tenants;  // those with most bytes, in order
 };
 
 class StoreApi {

@@ -395,6 +395,13 @@ void ToWire(const StoreStats& from, kvtide::StoreStats* to) {
   to->set_tenant_refused(from.tenant_refused);
   to->set_spill_waits(from.spill_waits);
   to->set_promote_retries(from.promote_retries);
+  to->set_disk_limit_bytes(from.disk_limit_bytes);
+  for (const TenantBytes& tenant : from.tenants) {
+    kvtide::TenantBytes* const out = to->add_tenants();
+    out->set_tenant(tenant.tenant);
+    out->set_memory_bytes(tenant.memory_bytes);
+    out->set_disk_bytes(tenant.disk_bytes);
+  }
 }
 
 absl::StatusOr<StoreStats> FromWire(const kvtide::StoreStats& from) {
@@ -441,6 +448,10 @@ absl::StatusOr<StoreStats> FromWire(const kvtide::StoreStats& from) {
   to.tenant_refused = from.tenant_refused();
   to.spill_waits = from.spill_waits();
   to.promote_retries = from.promote_retries();
+  to.disk_limit_bytes = from.disk_limit_bytes();
+  for (const kvtide::TenantBytes& tenant : from.tenants()) {
+    to.tenants.push_back({tenant.tenant(), tenant.memory_bytes(), tenant.disk_bytes()});
+  }
   return to;
 }
 

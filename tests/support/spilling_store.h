@@ -19,6 +19,7 @@ struct SpillingOptions {
   bool one_time = true;
   uint64_t disk_bytes_max = 0;
   uint64_t tenant_bytes_max = 0;
+  uint64_t tenant_disk_bytes_max = 0;
   absl::Duration spill_wait = absl::ZeroDuration();
 };
 
@@ -39,6 +40,7 @@ class SpillingStore {
     config.disk_bytes_max = options.disk_bytes_max;
     config.tenant_bytes_max = options.tenant_bytes_max;
     config.spill_wait = options.spill_wait;
+    config.tenant_disk_bytes_max = options.tenant_disk_bytes_max;
     absl::StatusOr<Arena> arena = Arena::Create(
         uint64_t{(options.blocks + 1u) / 2u} * config.slab_bytes, config.blocks_max * kPlanes);
     EXPECT_TRUE(arena.ok()) << arena.status();

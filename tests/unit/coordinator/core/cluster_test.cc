@@ -167,6 +167,21 @@ TEST_F(Cluster_, WorkerThatIsStopping_SaysSoAndGetsNothingNew) {
   EXPECT_TRUE(Contains(Admit().status(), "draining")) << Admit().status();
 }
 
+TEST_F(Cluster_, NodeThatIsNotWell_IsTold_OnceAndWhenItIsAgain) {
+  Join(NodeKind::kStore, "store-0");
+  HeartbeatRequest beat = Beat("store-0");
+  beat.load.condition = "its disk is full";
+  (void)cluster_.Heartbeat(now_, beat);
+  const size_t events = cluster_.Status(now_).events.size();
+  (void)cluster_.Heartbeat(now_, beat);
+  EXPECT_EQ(cluster_.Status(now_).events.size(), events);
+  EXPECT_TRUE(HasEvent("store-0 (pid 101): its disk is full"));
+  EXPECT_FALSE(HasEvent("well again"));
+  beat.load.condition = "";
+  (void)cluster_.Heartbeat(now_, beat);
+  EXPECT_TRUE(HasEvent("store-0 (pid 101): well again"));
+}
+
 TEST_F(Cluster_, Admit_WithoutAStore_IsServedWithoutTheTierAndSaysSo) {
   Join(NodeKind::kPrefill, "prefill-0");
   Join(NodeKind::kDecode, "decode-0");

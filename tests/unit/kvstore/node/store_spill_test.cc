@@ -234,6 +234,69 @@ TEST_F(StoreSpillTest, DiskFull_IsSaidAndNothingInMemoryIsHurt) {
   ExpectBytesSum(Stats());
 }
 
+TEST_F(StoreSpillTest, DiskFilledByOthers_KeepsWhatFitsServesAndComesBackWithTheSpace) {
+  const uint64_t record = TestGeometry().RecordBytes();
+  medium_->SetFreeBytes(40 * record);
+  Start();
+  PutMany(1, 60);
+  EXPECT_NE(Stats().disk_failing, "");
+  EXPECT_NE(store_->node().Condition(), "");
+  const uint64_t limit = Stats().disk_limit_bytes;
+  EXPECT_GT(limit, 0u);
+  EXPECT_LT(limit, 40 * record);
+  EXPECT_EQ(store_->Readable(900, Name(60)), 2);
+  // From the next try on the newest take the place of the oldest.
+  for (int seed = 61; seed <= 120; ++seed) {
+    clock_.Advance(absl::Minutes(2));
+    PutMany(seed, seed);
+  }
+  EXPECT_EQ(Stats().disk_failing, "");
+  EXPECT_GT(Stats().disk_records[0], 5u);
+  EXPECT_LE(Stats().disk_bytes[0] + Stats().disk_bytes[1], Stats().disk_limit_bytes);
+  EXPECT_NE(store_->node().Condition().find("full"), std::string::npos);
+  EXPECT_EQ(store_->Readable(900, Name(1)), 0) << "the oldest went";
+  EXPECT_EQ(store_->Readable(900, Name(120)), 2);
+  EXPECT_EQ(store_->Readable(900, Name(110)), 2);
+  const uint64_t before = Stats().disk_records[0];
+  medium_->SetFreeBytes(uint64_t{1} << 40);
+  clock_.Advance(kDiskLimitCheck);
+  PutMany(121, 180);
+  EXPECT_EQ(Stats().disk_limit_bytes, 0u);
+  EXPECT_EQ(store_->node().Condition(), "");
+  EXPECT_GT(Stats().disk_records[0], before + 30);
+  ExpectBytesSum(Stats());
+}
+
+TEST_F(StoreSpillTest, TenantsDiskQuota_ItsOldestGoForItsNewestAndOthersStay) {
+  const uint64_t quota = 20 * TestGeometry().RecordBytes();
+  Start({.tenant_disk_bytes_max = quota});
+  for (int seed = 1; seed <= 8; ++seed) {
+    ASSERT_TRUE(store_->Put(seed, Name(seed, "b"), "b").ok());
+    store_->SpillAll();
+  }
+  for (int seed = 101; seed <= 160; ++seed) {
+    ASSERT_TRUE(store_->Put(seed, Name(seed, "a"), "a").ok());
+    store_->SpillAll();
+  }
+  const auto stats = store_->node().Stats();
+  ASSERT_TRUE(stats.ok());
+  ASSERT_EQ(stats->tenants.size(), 2u);
+  EXPECT_EQ(stats->tenants[0].tenant, "a") << "who holds most comes first";
+  EXPECT_LE(stats->tenants[0].disk_bytes, quota);
+  EXPECT_GT(stats->tenants[0].disk_bytes, quota / 2);
+  EXPECT_GT(stats->tenants[0].memory_bytes, 0u);
+  EXPECT_GT(stats->tenants[1].disk_bytes, 0u);
+  EXPECT_EQ(stats->tenants[0].memory_bytes + stats->tenants[1].memory_bytes, stats->used_bytes);
+  EXPECT_EQ(stats->tenants[0].disk_bytes + stats->tenants[1].disk_bytes,
+            stats->disk_bytes[0] + stats->disk_bytes[1]);
+  for (int seed = 1; seed <= 8; ++seed) {
+    EXPECT_EQ(store_->Look(900 + seed, Name(seed, "b"), "b").presence, BlockPresence::kExact);
+  }
+  EXPECT_EQ(store_->Look(990, Name(101, "a"), "a").presence, BlockPresence::kAbsent);
+  EXPECT_EQ(store_->Look(990, Name(160, "a"), "a").presence, BlockPresence::kExact);
+  ExpectBytesSum(Stats());
+}
+
 TEST_F(StoreSpillTest, Quota_EvictsLeastRecentlyUsedFromDisk) {
   Start({.disk_bytes_max = 40 * TestGeometry().RecordBytes()});
   PutMany(1, 80);
