@@ -65,8 +65,8 @@ struct LoadReport {
   bool starting = false;         // as RegisterRequest::starting
   uint32_t starting_percent = 0; // how far it is
   bool draining = false;         // it is stopping and takes nothing new
-  std::string condition;         // what people should know of it; empty: it is well
   std::vector<TicketRef> tickets;  // held here
+  std::string condition{};         // what people should know of it; empty: it is well
 };
 
 struct HeartbeatRequest {

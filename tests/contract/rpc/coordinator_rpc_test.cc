@@ -35,7 +35,8 @@ LoadReport FullLoad() {
                     .slots_free = 3,
                     .slots_total = 4,
                     .tokens_done = UINT64_MAX,
-                    .tickets = {{TicketId(5), TicketEpoch(6)}, {TicketId(7), TicketEpoch(8)}}};
+                    .tickets = {{TicketId(5), TicketEpoch(6)}, {TicketId(7), TicketEpoch(8)}},
+                    .condition = "its disk is full \xff"};
 }
 
 SignedTicket FullTicket(char c) {
@@ -57,6 +58,7 @@ void ExpectSame(const LoadReport& a, const LoadReport& b) {
   EXPECT_EQ(a.slots_total, b.slots_total);
   EXPECT_EQ(a.tokens_done, b.tokens_done);
   EXPECT_EQ(a.tickets, b.tickets);
+  EXPECT_EQ(a.condition, b.condition);
 }
 
 void ExpectSame(const SignedTicket& a, const SignedTicket& b) {
