@@ -73,12 +73,14 @@ class Coordinator {
 // A node that does nothing but belong to the cluster.
 class Node {
  public:
-  Node(const std::string& address, NodeKind kind, const std::string& name, uint64_t epoch)
+  Node(const std::string& address, NodeKind kind, const std::string& name, uint64_t epoch,
+       WireVersionRange versions = {})
       : api_(ConnectCoordinator(address, absl::Seconds(2))) {
     MembershipOptions options;
     options.node.kind = kind;
     options.node.name = name;
     options.node.epoch = BootEpoch(epoch);
+    options.node.versions = versions;
     options.node.control_address = absl::StrCat("127.0.0.1:", epoch);
     options.node.capacity_bytes = 1;
     options.node.batch_max = 1;
@@ -163,6 +165,32 @@ TEST(Membership, CoordinatorThatRestarts_IsJoinedAgainByEveryNode) {
     const auto status = coordinator.service().Status();
     return status.ok() && status->nodes.size() == 2;
   }));
+}
+
+TEST(Membership, F12_NodeOfTheVersionBefore_JoinsAndOneOfTheNextAloneIsRefusedNamingBoth) {
+  Coordinator coordinator;
+  Node before(coordinator.address(), NodeKind::kStore, "store-0", 1,
+              {kWireVersion - 1, kWireVersion - 1});
+  ASSERT_TRUE(before.agent().WaitRegistered(absl::Seconds(20)).ok());
+  // Speaks ours too: what a half-updated cluster looks like.
+  Node next(coordinator.address(), NodeKind::kDecode, "decode-0", 2,
+            {kWireVersion, kWireVersion + 1});
+  ASSERT_TRUE(next.agent().WaitRegistered(absl::Seconds(20)).ok());
+  EXPECT_TRUE(Eventually([&] { return next.stores() == Names{"store-0"}; }));
+  Node beyond(coordinator.address(), NodeKind::kDecode, "decode-1", 3,
+              {kWireVersion + 1, kWireVersion + 1});
+  const absl::Status refused = beyond.agent().WaitRegistered(absl::Seconds(2));
+  ASSERT_FALSE(refused.ok());
+  const std::string text(refused.message());
+  for (const std::string& part :
+       {absl::StrCat("decode-1 speaks wire versions ", kWireVersion + 1, " to ", kWireVersion + 1),
+        absl::StrCat("this coordinator ", kWireVersionMin, " to ", kWireVersion)}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " is not in: " << text;
+  }
+  EXPECT_TRUE(beyond.agent().IsFenced());
+  const auto status = coordinator.service().Status();
+  ASSERT_TRUE(status.ok());
+  EXPECT_EQ(status->nodes.size(), 2u) << "the refused one is no member";
 }
 
 TEST(Membership, NoCoordinator_IsReportedByItsAddress) {

@@ -75,6 +75,32 @@ TEST_P(StoreApiTest, Errors_KeepCodeAndText) {
   EXPECT_EQ(api().CloseSession(SessionId(3)).code(), StatusCode::kNotFound);
 }
 
+TEST_P(StoreApiTest, AgedTicket_HasItsTurnKeepsWhatThereIsAndIsServedBeforeNewerOnes) {
+  const auto session = api().OpenSession(TestOpen("w"));
+  ASSERT_TRUE(session.ok()) << session.status();
+  const SessionId id = session->session;
+  const auto ask = [&](uint64_t ticket, uint32_t blocks, absl::Duration waited) {
+    return api().Reserve({id, store_.tickets().Make(ticket), {}, blocks, waited});
+  };
+  ASSERT_TRUE(ask(1, 12, absl::ZeroDuration()).ok());
+  EXPECT_EQ(ask(2, 8, absl::ZeroDuration()).status().code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(store_.node().StatsNow().output_reserved_blocks, 12u);
+  const auto pending = ask(2, 8, absl::Milliseconds(600));
+  ASSERT_TRUE(pending.ok()) << pending.status();
+  EXPECT_TRUE(pending->pending);
+  EXPECT_GT(store_.node().StatsNow().output_reserved_blocks, 12u);
+  const auto newer = ask(3, 1, absl::ZeroDuration());
+  EXPECT_EQ(newer.status().code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(newer.status().message().find("one that waits longer"), absl::string_view::npos)
+      << newer.status();
+  ASSERT_TRUE(api().Release({id, Ref(1)}).ok());
+  const auto granted = ask(2, 8, absl::Milliseconds(700));
+  ASSERT_TRUE(granted.ok()) << granted.status();
+  EXPECT_FALSE(granted->pending);
+  EXPECT_EQ(store_.node().StatsNow().output_reserved_blocks, 8u);
+  EXPECT_TRUE(ask(3, 1, absl::ZeroDuration()).ok());
+}
+
 TEST_P(StoreApiTest, LifeOfABlock_EveryFieldArrives) {
   const auto session = api().OpenSession(TestOpen("w"));
   ASSERT_TRUE(session.ok()) << session.status();
