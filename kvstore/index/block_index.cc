@@ -31,8 +31,9 @@ BlockIndex::BlockIndex(const IndexOptions& options, RecordEvents& events)
       order_(table_),
       sessions_(options.lease, options.stall_after),
       spaces_("models", kStoreSpacesMax),
-      domains_("sharing domains", kStoreDomainsMax),
-      disk_writable_(options.has_disk) {}
+      domains_("sharing domains", kStoreDomainsMax) {
+  disk_.writable = options.has_disk;
+}
 
 absl::StatusOr<uint32_t> BlockIndex::SpaceOf(absl::string_view model_fingerprint,
                                              absl::string_view numerics_id,
@@ -415,7 +416,7 @@ IndexStats BlockIndex::Stats() const {
   stats.writing_bytes = table_.BytesOf(BlockState::kWriting);
   stats.evicting_bytes = table_.BytesOf(BlockState::kEvicting);
   stats.promoting_bytes = table_.landing_bytes();
-  stats.spilling_bytes = spilling_bytes_;
+  stats.spilling_bytes = disk_.spilling_bytes;
   for (const Plane plane : {Plane::kBase, Plane::kResidual}) {
     stats.disk_bytes[static_cast<size_t>(plane)] = table_.DiskBytesOf(plane);
     stats.disk_records[static_cast<size_t>(plane)] = table_.DiskRecordsOf(plane);

@@ -29,7 +29,6 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
 #include <optional>
 #include <string>
 #include <utility>
@@ -43,6 +42,7 @@
 #include "kvstore/index/aged_turn.h"
 #include "kvstore/index/arrivals.h"
 #include "kvstore/index/block_table.h"
+#include "kvstore/index/disk_moves.h"
 #include "kvstore/index/eviction_order.h"
 #include "kvstore/index/eviction_plan.h"
 #include "kvstore/index/index_types.h"
@@ -118,18 +118,14 @@ class BlockIndex {
       size_t tenants_max) const;
 
   // Whether the disk takes writes now; initially as has_disk.
-  void SetDiskWritable(bool writable) { disk_writable_ = writable && options_.has_disk; }
-  // The disk has room for less than options say: records beyond it leave, oldest first, as others are
-  // written. 0: for all.
-  void SetDiskLimit(uint64_t bytes) { disk_limit_ = bytes; }
-  [[nodiscard]] uint64_t disk_bytes() const {
-    return table_.DiskBytesOf(Plane::kBase) + table_.DiskBytesOf(Plane::kResidual);
-  }
+  void SetDiskWritable(bool writable) { disk_.writable = writable && options_.has_disk; }
+  // The disk has less room than options say: the oldest records go for the newest. 0: it has.
+  void SetDiskLimit(uint64_t bytes) { disk_.limit_bytes = bytes; }
   // Frees what may leave at once and takes what is to be written, at most so many bytes (one record
   // at least). Each job's EndSpill is due.
   void TakeSpills(absl::Time now, uint64_t bytes_max, std::vector<SpillJob>* out);
   [[nodiscard]] bool WantsSpill() const {
-    return disk_writable_ && (pressed_ || IsPressed() || starved_.records > 0);
+    return disk_.writable && (disk_.pressed || IsPressed() || disk_.starved.records > 0);
   }
   void EndSpill(absl::Time now, uint64_t record_handle, bool written);
   PromoteBegin BeginPromote(absl::Time now, SessionId session, LiveTicket ticket,
@@ -210,8 +206,7 @@ class BlockIndex {
   void SpillPinned(SpillBatch& batch);
   bool AddSpill(SpillBatch& batch, uint32_t number, Plane plane, bool leave);
   bool TryMakeDiskRoom(uint32_t domain, uint64_t bytes);
-  // Takes the least recently used block of the domain off the disk, or of any without one. False:
-  // all are busy.
+  // Takes the oldest block of the domain (of any) off the disk. False: all are busy.
   bool TryShedDisk(std::optional<uint32_t> domain);
   void CheckBlock(uint32_t number) const;
   void AddRoom(TicketEntry& ticket, uint64_t blocks);
@@ -247,17 +242,7 @@ class BlockIndex {
   NameInterner domains_;
   absl::flat_hash_map<BlockKey, uint32_t> sealed_;  // key -> block number
   std::vector<NodeName> lapsed_;
-  bool disk_writable_ = false;
-  bool pressed_ = false;  // between the watermarks, coming from the high one
-  uint64_t awaited_bytes_ = 0;  // a reservation waits for so much; it asks again after each round
-  RoomNeed starved_;      // what was refused last; its class's pinned records are spilled for it
-  absl::flat_hash_map<uint64_t, bool> spilling_;      // record handle -> leaves memory when written
-  absl::flat_hash_map<uint64_t, uint64_t> landings_;  // record handle -> offset
-  uint64_t spilling_bytes_ = 0;
-  absl::flat_hash_map<uint32_t, uint64_t> domain_spilling_;  // bytes of it by domain
-  uint64_t disk_limit_ = 0;
-  uint64_t leaving_bytes_ = 0;  // of spilling_, those that leave
-  std::deque<DiskErasure> erasures_;
+  DiskMoves disk_;
   IndexStats counters_;  // the running figures of it: pins, in flight, room, since boot
 };
 

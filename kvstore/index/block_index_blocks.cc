@@ -44,7 +44,7 @@ void BlockIndex::Unindex(uint32_t number) {
   for (const Plane plane : {Plane::kBase, Plane::kResidual}) {
     if (!block.OnDisk(plane)) continue;
     table_.SetOnDisk(number, plane, false);
-    erasures_.push_back(DiskErasure{block.key, plane});
+    disk_.erasures.push_back(DiskErasure{block.key, plane});
   }
 }
 
@@ -80,7 +80,7 @@ void BlockIndex::Evict(uint32_t number) {
 EvictionRules BlockIndex::Rules(absl::Time now) const {
   EvictionRules rules;
   rules.planes_apart = options_.has_disk;
-  rules.disk = disk_writable_;
+  rules.disk = disk_.writable;
   rules.spill_one_time = options_.spill_one_time;
   rules.now = now;
   return rules;
@@ -107,18 +107,18 @@ bool BlockIndex::TryMakeRoom(absl::Time now, const RoomNeed& need, AgedAsk* ask)
   if (!plan.has_value() && rules.spare_unspilled) {
     rules.spare_unspilled = false;
     const uint64_t bytes = need.records * allocator_.RecordBytes(need.cls);
-    ask->spill_helps = leaving_bytes_ >= bytes ||
+    ask->spill_helps = disk_.leaving_bytes >= bytes ||
                        PlanEviction(table_, order_, allocator_, need, rules).has_value();
     if (ask->spill_helps) {
-      awaited_bytes_ = std::max(awaited_bytes_, bytes);
-      pressed_ = true;
+      disk_.awaited_bytes = std::max(disk_.awaited_bytes, bytes);
+      disk_.pressed = true;
       return false;
     }
   }
   if (!plan.has_value()) {
-    const bool more = need.cls != starved_.cls || need.records > starved_.records;
+    const bool more = need.cls != disk_.starved.cls || need.records > disk_.starved.records;
     if (options_.has_disk && more && need.records <= allocator_.CapacityOf(need.cls)) {
-      starved_ = need;
+      disk_.starved = need;
     }
     return false;
   }

@@ -17,8 +17,8 @@ void BlockIndex::CheckBlock(uint32_t number) const {
   for (const Plane plane : {Plane::kBase, Plane::kResidual}) {
     const auto p = static_cast<size_t>(plane);
     const uint64_t record = PlaneRecordHandle(table_.HandleOf(number), plane);
-    KVT_CHECK((block.moving[p] == Moving::kSpilling) == spilling_.contains(record), number);
-    KVT_CHECK((block.moving[p] == Moving::kPromoting) == landings_.contains(record), number);
+    KVT_CHECK((block.moving[p] == Moving::kSpilling) == disk_.spilling.contains(record), number);
+    KVT_CHECK((block.moving[p] == Moving::kPromoting) == disk_.landings.contains(record), number);
     KVT_CHECK(block.moving[p] != Moving::kSpilling || block.InMemory(plane), number);
     KVT_CHECK(block.moving[p] != Moving::kPromoting || !block.InMemory(plane), number);
     KVT_CHECK(block.in_flight[p] == 0 || block.InMemory(plane), number);
@@ -54,11 +54,11 @@ void BlockIndex::CheckInvariants() {
         domains[block.domain].disk += record_bytes;
       }
       const uint64_t record = PlaneRecordHandle(table_.HandleOf(number), static_cast<Plane>(p));
-      if (const auto it = spilling_.find(record); it != spilling_.end()) {
+      if (const auto it = disk_.spilling.find(record); it != disk_.spilling.end()) {
         spilling_bytes += record_bytes;
         leaving_bytes += it->second ? record_bytes : 0;
       }
-      if (const auto it = landings_.find(record); it != landings_.end()) {
+      if (const auto it = disk_.landings.find(record); it != disk_.landings.end()) {
         landing_bytes += record_bytes;
         KVT_CHECK(owner.emplace(it->second, number).second, "landing in use: ", number);
       }
@@ -84,7 +84,7 @@ void BlockIndex::CheckInvariants() {
             bytes[static_cast<size_t>(BlockState::kSealed)] ==
                 stats.resident_bytes[0] + stats.resident_bytes[1]);
   KVT_CHECK(landing_bytes == stats.promoting_bytes && spilling_bytes == stats.spilling_bytes &&
-            leaving_bytes == leaving_bytes_);
+            leaving_bytes == disk_.leaving_bytes);
   KVT_CHECK(disk_bytes == stats.disk_bytes && disk_records == stats.disk_records);
   for (uint32_t domain = 0; domain < domains.size(); ++domain) {
     const BlockTable::DomainBytes counted = table_.OfDomain(domain);

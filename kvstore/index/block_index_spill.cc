@@ -19,22 +19,22 @@ struct BlockIndex::SpillBatch {
 
 void BlockIndex::TakeSpills(absl::Time now, uint64_t bytes_max, std::vector<SpillJob>* out) {
   out->clear();
-  if (!disk_writable_) return;
-  if (IsPressed()) pressed_ = true;
+  if (!disk_.writable) return;
+  if (IsPressed()) disk_.pressed = true;
   SpillBatch batch{now, bytes_max, 0, false, out};
-  if (pressed_) SpillCold(batch);
-  if (starved_.records > 0 && !batch.full) SpillPinned(batch);
+  if (disk_.pressed) SpillCold(batch);
+  if (disk_.starved.records > 0 && !batch.full) SpillPinned(batch);
 }
 
 void BlockIndex::SpillCold(SpillBatch& batch) {
   const uint64_t capacity = allocator_.capacity_bytes();
   const uint64_t low =
       std::min(static_cast<uint64_t>(options_.low_watermark * static_cast<double>(capacity)),
-               capacity - std::min(capacity, std::exchange(awaited_bytes_, 0)));
+               capacity - std::min(capacity, std::exchange(disk_.awaited_bytes, 0)));
   const EvictionRules rules = Rules(batch.now);
   // What is under way to disk will be free soon.
   const auto excess = [&]() -> uint64_t {
-    const uint64_t settled = allocator_.taken_bytes() - leaving_bytes_;
+    const uint64_t settled = allocator_.taken_bytes() - disk_.leaving_bytes;
     return settled > low ? settled - low : 0;
   };
   std::vector<uint32_t> numbers;
@@ -71,17 +71,17 @@ void BlockIndex::SpillCold(SpillBatch& batch) {
       }
     }
   }
-  if (excess() == 0 && !batch.full) pressed_ = IsPressed() || leaving_bytes_ > 0;
+  if (excess() == 0 && !batch.full) disk_.pressed = IsPressed() || disk_.leaving_bytes > 0;
 }
 
 void BlockIndex::SpillPinned(SpillBatch& batch) {
-  const uint64_t available = allocator_.Available(starved_.cls);
-  uint64_t wanted = starved_.records - std::min(starved_.records, available);
+  const uint64_t available = allocator_.Available(disk_.starved.cls);
+  uint64_t wanted = disk_.starved.records - std::min(disk_.starved.records, available);
   std::vector<uint32_t> numbers;
   for (const Plane plane : {Plane::kResidual, Plane::kBase}) {
     const auto p = static_cast<size_t>(plane);
     numbers.clear();
-    order_.Walk(starved_.cls, plane, ListKind::kHeld, [&](uint32_t number) {
+    order_.Walk(disk_.starved.cls, plane, ListKind::kHeld, [&](uint32_t number) {
       const Block& block = table_.At(number);
       if (wanted == 0) return false;
       if (block.hold_until > batch.now) return true;
@@ -99,7 +99,7 @@ void BlockIndex::SpillPinned(SpillBatch& batch) {
       if (batch.full) return;  // the rest next time
     }
   }
-  starved_ = RoomNeed();
+  disk_.starved = RoomNeed();
 }
 
 bool BlockIndex::AddSpill(SpillBatch& batch, uint32_t number, Plane plane, bool leave) {
@@ -118,10 +118,10 @@ bool BlockIndex::AddSpill(SpillBatch& batch, uint32_t number, Plane plane, bool 
   if (!TryMakeDiskRoom(block.domain, record_bytes) || !block.indexed || !block.InMemory(plane)) return false;
   const uint64_t record = PlaneRecordHandle(table_.HandleOf(number), plane);
   block.moving[p] = Moving::kSpilling;
-  spilling_.emplace(record, leave);
-  spilling_bytes_ += record_bytes;
-  domain_spilling_[block.domain] += record_bytes;
-  if (leave) leaving_bytes_ += record_bytes;
+  disk_.spilling.emplace(record, leave);
+  disk_.spilling_bytes += record_bytes;
+  disk_.domain_spilling[block.domain] += record_bytes;
+  if (leave) disk_.leaving_bytes += record_bytes;
   batch.bytes += record_bytes;
   batch.jobs->push_back(SpillJob{record, block.key, block.offset[p], record_bytes});
   return true;
@@ -130,18 +130,19 @@ bool BlockIndex::AddSpill(SpillBatch& batch, uint32_t number, Plane plane, bool 
 bool BlockIndex::TryMakeDiskRoom(uint32_t domain, uint64_t bytes) {
   if (options_.tenant_disk_bytes_max != 0) {
     const auto used = [&] {
-      const auto spilling = domain_spilling_.find(domain);
+      const auto spilling = disk_.domain_spilling.find(domain);
       return table_.OfDomain(domain).disk +
-             (spilling == domain_spilling_.end() ? 0 : spilling->second);
+             (spilling == disk_.domain_spilling.end() ? 0 : spilling->second);
     };
     while (used() + bytes > options_.tenant_disk_bytes_max) {
       if (!TryShedDisk(domain)) return false;
     }
   }
   uint64_t limit = options_.disk_bytes_max;
-  if (disk_limit_ != 0) limit = limit == 0 ? disk_limit_ : std::min(limit, disk_limit_);
+  if (disk_.limit_bytes != 0) limit = limit == 0 ? disk_.limit_bytes : std::min(limit, disk_.limit_bytes);
   if (limit == 0) return true;
-  while (disk_bytes() + spilling_bytes_ + bytes > limit) {
+  while (table_.DiskBytesOf(Plane::kBase) + table_.DiskBytesOf(Plane::kResidual) +
+             disk_.spilling_bytes + bytes > limit) {
     if (!TryShedDisk(std::nullopt)) return false;
   }
   return true;
@@ -174,26 +175,26 @@ bool BlockIndex::TryShedDisk(std::optional<uint32_t> domain) {
 void BlockIndex::LeaveDisk(uint32_t number, Plane plane) {
   table_.SetOnDisk(number, plane, false);
   const Block& block = table_.At(number);
-  erasures_.push_back(DiskErasure{block.key, plane});
+  disk_.erasures.push_back(DiskErasure{block.key, plane});
   if (plane == Plane::kBase && !block.InMemory(plane)) Unindex(number);
   Settle(number);
 }
 
 void BlockIndex::EndSpill(absl::Time, uint64_t record_handle, bool written) {
-  const auto it = spilling_.find(record_handle);
-  KVT_CHECK(it != spilling_.end(), "record ", record_handle);
+  const auto it = disk_.spilling.find(record_handle);
+  KVT_CHECK(it != disk_.spilling.end(), "record ", record_handle);
   const bool leave = it->second;
-  spilling_.erase(it);
+  disk_.spilling.erase(it);
   const uint32_t number = BlockOfRecord(record_handle);
   const Plane plane = PlaneOfRecord(record_handle);
   const auto p = static_cast<size_t>(plane);
   Block* const block = table_.Find(number, GenerationOfHandle(record_handle));
   KVT_CHECK(block != nullptr && block->moving[p] == Moving::kSpilling, "record ", record_handle);
   const uint64_t record_bytes = allocator_.RecordBytes(block->cls);
-  spilling_bytes_ -= record_bytes;
-  const auto spilling = domain_spilling_.find(block->domain);
-  if ((spilling->second -= record_bytes) == 0) domain_spilling_.erase(spilling);
-  if (leave) leaving_bytes_ -= record_bytes;
+  disk_.spilling_bytes -= record_bytes;
+  const auto spilling = disk_.domain_spilling.find(block->domain);
+  if ((spilling->second -= record_bytes) == 0) disk_.domain_spilling.erase(spilling);
+  if (leave) disk_.leaving_bytes -= record_bytes;
   block->moving[p] = Moving::kNone;
   if (written && block->indexed) {
     table_.SetOnDisk(number, plane, true);
@@ -201,7 +202,7 @@ void BlockIndex::EndSpill(absl::Time, uint64_t record_handle, bool written) {
     // Unless someone took it up meanwhile.
     if (leave && !block->IsHeld() && MayLeave(*block, plane)) table_.FreeRecord(number, plane);
   } else if (written) {
-    erasures_.push_back(DiskErasure{block->key, plane});
+    disk_.erasures.push_back(DiskErasure{block->key, plane});
   }
   Settle(number);
 }
@@ -223,16 +224,16 @@ PromoteBegin BlockIndex::BeginPromote(absl::Time now, SessionId session, LiveTic
     return PromoteBegin::kNoRoom;
   block->moving[p] = Moving::kPromoting;
   const uint64_t offset = table_.AllocateLanding(number);
-  landings_.emplace(record_handle, offset);
+  disk_.landings.emplace(record_handle, offset);
   *job = PromoteJob{record_handle, block->key, offset, allocator_.RecordBytes(block->cls)};
   return PromoteBegin::kStarted;
 }
 
 void BlockIndex::EndPromote(absl::Time now, uint64_t record_handle, bool loaded) {
-  const auto it = landings_.find(record_handle);
-  KVT_CHECK(it != landings_.end(), "record ", record_handle);
+  const auto it = disk_.landings.find(record_handle);
+  KVT_CHECK(it != disk_.landings.end(), "record ", record_handle);
   const uint64_t offset = it->second;
-  landings_.erase(it);
+  disk_.landings.erase(it);
   const uint32_t number = BlockOfRecord(record_handle);
   const Plane plane = PlaneOfRecord(record_handle);
   const auto p = static_cast<size_t>(plane);
@@ -258,9 +259,9 @@ void BlockIndex::EndPromote(absl::Time now, uint64_t record_handle, bool loaded)
 
 void BlockIndex::TakeErasures(size_t erasures_max, std::vector<DiskErasure>* out) {
   out->clear();
-  while (!erasures_.empty() && out->size() < erasures_max) {
-    const DiskErasure erasure = erasures_.front();
-    erasures_.pop_front();
+  while (!disk_.erasures.empty() && out->size() < erasures_max) {
+    const DiskErasure erasure = disk_.erasures.front();
+    disk_.erasures.pop_front();
     // What was written again since it was to go is to stay.
     const auto it = sealed_.find(erasure.key);
     if (it == sealed_.end() || !table_.At(it->second).OnDisk(erasure.plane)) {

@@ -269,7 +269,8 @@ void StoreNode::NoteDisk(const absl::Status& status) {
 }
 
 void StoreNode::LimitDisk() {
-  const uint64_t used = index_.disk_bytes();
+  const IndexStats index = index_.Stats();
+  const uint64_t used = index.disk_bytes[0] + index.disk_bytes[1];
   const uint64_t from = disk_limit_ == 0 ? used : std::min(used, disk_limit_);
   // Ever less while it is refused; never nothing, which would mean no limit.
   const uint64_t less = std::max(std::min(kSpillBatchBytes, arena_.size() / 8), from / 16);
@@ -288,7 +289,8 @@ void StoreNode::ReviewDiskLimit(const SpillUsage& usage) {
                             ? (usage.free_bytes - disk_free_at_limit_) / 2
                             : 0;
   if (more < 2 * std::min(kSpillBatchBytes, arena_.size() / 8)) return;
-  disk_limit_ = std::max(disk_limit_, index_.disk_bytes() + more);
+  const IndexStats index = index_.Stats();
+  disk_limit_ = std::max(disk_limit_, index.disk_bytes[0] + index.disk_bytes[1] + more);
   if (config_.disk_bytes_max != 0 ? disk_limit_ >= config_.disk_bytes_max
                                   : more >= arena_.size()) {
     disk_limit_ = 0;
