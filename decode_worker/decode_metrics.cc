@@ -43,6 +43,8 @@ DecodeMetrics::DecodeMetrics(MetricsRegistry& registry)
                                            "Of those: left out, beyond the fetch cap")),
       digests_made_(registry.NewCounter("kvtide_decode_digests_made_total",
                                         "Blocks whose digests were made from their planes")),
+      digests_written_(registry.NewCounter("kvtide_decode_digests_written_total",
+                                           "Blocks whose digests were pushed to the tier")),
       saturated_values_(registry.NewCounter("kvtide_decode_saturated_values_total",
                                             "KV values beyond fp16, written as its largest")),
       slots_used_(registry.NewGauge("kvtide_decode_used_slots", "Device slots that are not free")),

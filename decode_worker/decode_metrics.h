@@ -26,6 +26,7 @@ class DecodeMetrics {
   void Recalled(int selected, int misses, int left_out);
   // Blocks whose digests the tier lacked.
   void DigestsMade(size_t blocks) { digests_made_.Add(static_cast<double>(blocks)); }
+  void DigestsWritten(int blocks) { digests_written_.Add(blocks); }
   void Occupancy(uint64_t slots_used, uint64_t waiting, uint64_t running);
 
  private:
@@ -49,6 +50,7 @@ class DecodeMetrics {
   Counter& hot_misses_;
   Counter& left_out_blocks_;
   Counter& digests_made_;
+  Counter& digests_written_;
   Counter& saturated_values_;
   Gauge& slots_used_;
   Gauge& waiting_;

@@ -205,6 +205,9 @@ absl::Status DecodeEngine::Accept(const std::shared_ptr<Admission>& admission) {
   const auto seq = std::make_shared<Sequence>(next_sequence_++, admission->ticket,
                                               KeyChain(admission->domain), std::move(*slots));
   seq->offload = std::move(offload);
+  if (seq->offload != nullptr && deps_.digest_tier != nullptr) {
+    seq->offload->digest_chain.emplace(deps_.digest_layout->Domain(admission->domain));
+  }
   seq->tokens = std::move(request.tokens);
   seq->names.Append(seq->tokens);
   seq->prompt_tokens = request.prompt_tokens;

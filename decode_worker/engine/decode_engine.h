@@ -159,9 +159,16 @@ class DecodeEngine {
   void FetchForStep(int layer, absl::Span<const OffloadedFetch> fetches,
                     std::function<void(const std::vector<bool>&)> done);
   void OnOffloadedStepDone(const OffloadedStepResult& result);
+  // Digests that were made here, into the tier: decode_engine_digests.cc.
+  void WriteDigests(const Seq& seq);
+  void OnDigestsReserved(const Seq& seq, absl::StatusOr<ReserveResult> reserved);
+  void EndWriteDigests(const Seq& seq);
   void FindWrittenBack(const Seq& seq);
   void LetGoStored(Sequence& seq);
   void EndWriteBack(const Seq& seq);
+  // An offloaded sequence that lost blocks goes back to prefill once nothing of it is written back.
+  // True: it does, or will.
+  bool ResumeAtLast(const Seq& seq);
   [[nodiscard]] std::byte* Address(uint32_t slot) const {
     return reinterpret_cast<std::byte*>(deps_.cache->SlotAddress(slot));
   }

@@ -33,6 +33,7 @@ bool DecodeEngine::StartOffloadedStep() {
         const SlotPair pair = o.slots->Pair(l, block);
         offloaded_step_->MakeDigests(o.digests, l, {&pair, 1}, {&entry, 1});
       }
+      o.digests_in_step.push_back(block);
     }
     rows.push_back({.slots = &*o.slots,
                     .digests = &o.digests,
@@ -113,6 +114,9 @@ void DecodeEngine::OnOffloadedStepDone(const OffloadedStepResult& result) {
       continue;
     }
     OffloadedSequence& o = *seq->offload;
+    o.digests_unwritten.insert(o.digests_unwritten.end(), o.digests_in_step.begin(),
+                               o.digests_in_step.end());
+    o.digests_in_step.clear();
     deps_.metrics->Recalled(row.selected, row.misses, row.left_out);
     seq->figures.selected_blocks += static_cast<uint64_t>(row.selected);
     seq->figures.hot_misses += static_cast<uint64_t>(row.misses);
@@ -120,7 +124,7 @@ void DecodeEngine::OnOffloadedStepDone(const OffloadedStepResult& result) {
       // The step is computed again; its selection may change, what it wrote is written again.
       offloaded_schedule_.Remove(seq->id);
       o.lost = row.lost;
-      if (!seq->write_back_runs) Resume(seq, row.lost);  // else when that has ended
+      ResumeAtLast(seq);
       continue;
     }
     if (!row.exact) ++seq->figures.sparse_steps;
@@ -132,9 +136,17 @@ void DecodeEngine::OnOffloadedStepDone(const OffloadedStepResult& result) {
       o.digests_due.push_back(static_cast<int>(seq->names.blocks().size()) - 1);
     }
     WriteBack(seq);
+    WriteDigests(seq);
     LetGoStored(*seq);
     TakeToken(seq, row.token);
   }
+}
+
+bool DecodeEngine::ResumeAtLast(const Seq& seq) {
+  if (seq->offload == nullptr || seq->offload->lost == 0) return false;
+  if (seq->phase != SequencePhase::kRunning) return false;
+  if (!seq->write_back_runs && !seq->offload->digests_run) Resume(seq, seq->offload->lost);
+  return true;
 }
 
 void DecodeEngine::LetGoStored(Sequence& seq) {

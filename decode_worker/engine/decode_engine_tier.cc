@@ -253,9 +253,7 @@ void DecodeEngine::OnWrittenBack(const Seq& seq, const TransferResult& result) {
 
 void DecodeEngine::EndWriteBack(const Seq& seq) {
   seq->write_back_runs = false;
-  if (seq->offload != nullptr && seq->offload->lost > 0 && seq->phase == SequencePhase::kRunning) {
-    return Resume(seq, seq->offload->lost);
-  }
+  if (ResumeAtLast(seq)) return;
   if (seq->write_to_end) WriteBack(seq);
 }
 

@@ -28,4 +28,13 @@ void DigestStage::CopyTo(const DigestBuffer& digests, int index, int block) cons
   }
 }
 
+void DigestStage::CopyFrom(const DigestBuffer& digests, int block, int index) const {
+  for (int layer = 0; layer < layout_->layers(); ++layer) {  // the padding is zero
+    const size_t bytes = layout_->LayerBytes(layer);
+    if (bytes == 0) continue;
+    std::memcpy(Base(index) + layout_->LayerOffset(layer),
+                digests.Layer(layer) + bytes * static_cast<size_t>(block), bytes);
+  }
+}
+
 }  // namespace kvt

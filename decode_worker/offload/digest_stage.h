@@ -1,6 +1,6 @@
-// Digests of blocks on their way from the tier: there the digests of a block's layers lie together
-// (kvstore/client/digest_blocks.h), on the device those of a layer. Owner: the admission of a sequence,
-// on a host-addressable device.
+// Digests of blocks on their way from or to the tier: there the digests of a block's layers lie together
+// (kvstore/client/digest_blocks.h), on the device those of a layer. Owner: the transfer of a
+// sequence, on a host-addressable device.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,13 @@ class DigestStage {
   // Room for that many blocks. ResourceExhausted.
   [[nodiscard]] static absl::StatusOr<DigestStage> Create(Device& device, const DigestLayout& layout,
                                                           int blocks);
-  // Where the two records of entry `index` go.
+  // Where the two records of entry `index` lie.
   [[nodiscard]] std::byte* Base(int index) const;
   [[nodiscard]] std::byte* Residual(int index) const;
   // Copies entry `index` to block `block` of the sequence; nothing on the device reads that yet.
   void CopyTo(const DigestBuffer& digests, int index, int block) const;
+  // The other way: nothing on the device writes that block's any more.
+  void CopyFrom(const DigestBuffer& digests, int block, int index) const;
 
  private:
   explicit DigestStage(const DigestLayout& layout) : layout_(&layout) {}

@@ -438,7 +438,7 @@ TEST_F(OffloadedEngineTest, Sparse_WithDigestsAndFirstSelection_EqualsTheReferen
   EXPECT_GT(f.write_back_bytes, 0u);
 }
 
-TEST_F(OffloadedEngineTest, NoDigestsNoSelection_MakesThemFromPlanesAndEqualsTheReference) {
+TEST_F(OffloadedEngineTest, NoDigestsNoSelection_MakesThemFromPlanesForItselfAndTheNext) {
   Start(Sparse());
   const HeldTicket ticket = NewTicket(1);
   const int32_t next = Prefill(ticket, prompt_, false);
@@ -448,6 +448,35 @@ TEST_F(OffloadedEngineTest, NoDigestsNoSelection_MakesThemFromPlanesAndEqualsThe
   EXPECT_EQ(answer.tokens, ExpectedSparse(next, Sparse()));
   EXPECT_EQ(answer.figures.digest_bytes, 0u);
   EXPECT_EQ(answer.figures.admission_bytes, answer.figures.sequence_bytes);
+  ASSERT_TRUE(Eventually([this] { return engine_->Idle(); }));
+  const HeldTicket second = NewTicket(2);
+  ASSERT_TRUE(HandOver(second, Request(second, prompt_, next)).ok());
+  const Answer again = Read(second.ticket.id);
+  ASSERT_TRUE(again.status.ok()) << again.status;
+  EXPECT_EQ(again.tokens, answer.tokens);
+  EXPECT_EQ(again.figures.digest_bytes, 41u * layout_->BlockBytes());
+  EXPECT_LT(again.figures.admission_bytes, again.figures.sequence_bytes / 2);
+  prefill_tier_->tier().Release(ticket.ref());
+}
+
+// The answer's blocks go to the tier with their digests: a dialogue that goes on makes none.
+TEST_F(OffloadedEngineTest, CompletedBlocks_LeaveTheirDigestsInTheTier) {
+  Start({.tokens = 4096, .hot_factor = 1, .fetch_share = 1});  // exact, so that others may read them
+  const HeldTicket ticket = NewTicket(1);
+  const int32_t next = Prefill(ticket, prompt_, true);
+  ASSERT_TRUE(HandOver(ticket, Request(ticket, prompt_, next)).ok());
+  const Answer answer = Read(ticket.ticket.id);
+  ASSERT_TRUE(answer.status.ok()) << answer.status;
+  ASSERT_TRUE(Eventually([this] { return engine_->Idle(); }));
+  std::vector<int32_t> dialogue = prompt_;
+  dialogue.insert(dialogue.end(), answer.tokens.begin(), answer.tokens.end());
+  SequenceBlocks names(KeyChain(layout_->Domain(domain_)), TicketId(2));
+  names.Append(dialogue);
+  const HeldTicket reader = NewTicket(2);
+  const LookupResult found = prefill_digest_tier_->tier().Lookup(reader, names.blocks());
+  // All but the last block, whose digest would have been made by a further step.
+  EXPECT_GE(found.exact_blocks, static_cast<int>(names.blocks().size()) - 1);
+  prefill_digest_tier_->tier().Release(reader.ref());
   prefill_tier_->tier().Release(ticket.ref());
 }
 
