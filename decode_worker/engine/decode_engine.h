@@ -164,6 +164,8 @@ class DecodeEngine {
   void OnDigestsReserved(const Seq& seq, absl::StatusOr<ReserveResult> reserved);
   void EndWriteDigests(const Seq& seq);
   void FindWrittenBack(const Seq& seq);
+  // Blocks that no store took are offered again with the next one: they hold device memory.
+  void RetryWriteBack(Sequence& seq);
   void LetGoStored(Sequence& seq);
   void EndWriteBack(const Seq& seq);
   // An offloaded sequence that lost blocks goes back to prefill once nothing of it is written back.

@@ -20,6 +20,7 @@ bool DecodeEngine::StartOffloadedStep() {
     const int position = static_cast<int>(seq->tokens.size()) - 1;
     if (position / kBlockTokens == o.slots->blocks()) {
       if (!AppendWhole(*seq)) {
+        if (seq->write_back_runs) continue;  // its end makes room, or not
         Fail(seq, absl::UnavailableError(absl::StrCat(
                       deps_.node, " has no device memory for blocks that the tier does not take")));
         continue;
@@ -134,6 +135,7 @@ void DecodeEngine::OnOffloadedStepDone(const OffloadedStepResult& result) {
     ++(o.sparse ? seq->figures.computed.sparse : seq->figures.computed.exact);
     if (!seq->names.HasTail()) {
       o.digests_due.push_back(static_cast<int>(seq->names.blocks().size()) - 1);
+      if (!seq->write_back_runs) RetryWriteBack(*seq);
     }
     WriteBack(seq);
     WriteDigests(seq);
@@ -147,6 +149,12 @@ bool DecodeEngine::ResumeAtLast(const Seq& seq) {
   if (seq->phase != SequencePhase::kRunning) return false;
   if (!seq->write_back_runs && !seq->offload->digests_run) Resume(seq, seq->offload->lost);
   return true;
+}
+
+void DecodeEngine::RetryWriteBack(Sequence& seq) {
+  const std::vector<bool>& stored = seq.offload->stored;
+  const auto refused = std::find(stored.begin(), stored.begin() + seq.written_back, false);
+  seq.written_back = static_cast<int>(refused - stored.begin());
 }
 
 void DecodeEngine::LetGoStored(Sequence& seq) {

@@ -137,10 +137,12 @@ class OffloadedEngineTest : public testing::Test {
     return worker;
   }
 
-  void Start(OffloadBudget budget) {
-    for (int i = 0; i < 2; ++i) {
+  void Start(OffloadBudget budget, int stores = 2, uint64_t arena_bytes = 64 * kMiB,
+             uint32_t slots = 2000) {
+    for (int i = 0; i < stores; ++i) {
       stores_.push_back(std::make_unique<TestStore>(
-          absl::StrCat("store-", i), TestStoreOptions{.arena_bytes = 64 * kMiB}, signer_->PublicKey()));
+          absl::StrCat("store-", i), TestStoreOptions{.arena_bytes = arena_bytes},
+          signer_->PublicKey()));
       view_.stores.push_back(stores_.back()->ref());
     }
     view_.version = 1;
@@ -151,7 +153,7 @@ class OffloadedEngineTest : public testing::Test {
     prefill_tier_ = NewTier("prefill", model_);
     prefill_digest_tier_ = NewTier("prefill/digest", digests);
     cache_ = KvCache::Create(*device_, model_.geometry,
-                             {.slot_count = 2000, .table_rows = 8, .blocks_per_row = 128})
+                             {.slot_count = slots, .table_rows = 8, .blocks_per_row = 128})
                  .value();
     control_ = std::make_unique<CallPool>(2);
     reports_ = std::make_unique<CallPool>(1);
@@ -187,7 +189,7 @@ class OffloadedEngineTest : public testing::Test {
     held.ticket.numerics_id = model_.numerics_id;
     held.ticket.stores = view_.stores;
     held.ticket.prompt_tokens = kPrompt;
-    held.ticket.output_tokens_max = kOutput;
+    held.ticket.output_tokens_max = static_cast<uint32_t>(output_);
     held.ticket.fidelity = Fidelity::kSparse;
     held.ticket.request_class = RequestClass::kOffloaded;
     held.ticket.capability = kCapability;
@@ -240,6 +242,21 @@ class OffloadedEngineTest : public testing::Test {
   }
   std::vector<int32_t> ExpectedSparse(int32_t next, const OffloadBudget& budget);
   std::vector<int32_t> ExpectedFull(int32_t next);
+  // Takes what room the stores have, under tickets of the prefill worker.
+  void FillStores() {
+    uint64_t id = 1000;
+    for (uint32_t blocks = 64; blocks > 0; blocks /= 2) {
+      while (true) {
+        const HeldTicket ticket = NewTicket(++id);
+        if (!prefill_tier_->tier().Reserve(ticket, {}, blocks, ReserveMode::kAllOrNothing).ok()) break;
+        fillers_.push_back(ticket.ref());
+        ASSERT_LT(fillers_.size(), 1000u) << "a store without an end";
+      }
+    }
+  }
+  void EmptyStores() {
+    for (const TicketRef& ticket : fillers_) prefill_tier_->tier().Release(ticket);
+  }
   uint64_t Held() {
     uint64_t held = 0;
     for (auto& store : stores_) {
@@ -260,6 +277,7 @@ class OffloadedEngineTest : public testing::Test {
   std::unique_ptr<TextRun> source_;  // the KV that is pushed
   std::vector<int32_t> prompt_;
   std::vector<std::vector<int32_t>> first_selection_;
+  int output_ = kOutput;
 
   std::unique_ptr<TicketSigner> signer_ = TicketSigner::Generate();
   std::unique_ptr<Transport> transport_ = MakeTestTransport(TestPlane::kLoopback);
@@ -270,6 +288,7 @@ class OffloadedEngineTest : public testing::Test {
   RecordingCoordinator coordinator_;
   std::unique_ptr<CallPool> control_, reports_;
   std::unique_ptr<TicketReporter> reporter_;
+  std::vector<TicketRef> fillers_;
   std::promise<ResumeRequest> resumed_;
   std::atomic<bool> was_resumed_{false};
   ResumingPrefill prefill_{*this};
@@ -375,13 +394,13 @@ int32_t OffloadedEngineTest::Prefill(const HeldTicket& ticket, const std::vector
 std::vector<int32_t> OffloadedEngineTest::ExpectedSparse(int32_t next, const OffloadBudget& budget) {
   std::vector<std::vector<CalibrationHead>> heads;
   for (const CalibrationLayer& layer : calibration_.layers) heads.push_back(layer.heads);
-  auto run = TextRun::Create(*transformer_, kPrompt + kOutput + kBlockTokens).value();
+  auto run = TextRun::Create(*transformer_, kPrompt + output_ + kBlockTokens).value();
   auto selector = DigestSelector::Create(*run, calibration_.bits, heads).value();
   std::vector<int32_t> tokens = prompt_;
   EXPECT_TRUE(run->Prefill(tokens, 0, nullptr).ok());
   for (int l = 0; l < layers_; ++l) EXPECT_TRUE(selector->MakeDigests(l, 0, kPrompt / kBlockTokens).ok());
   tokens.push_back(next);
-  while (static_cast<int>(tokens.size()) < kPrompt + kOutput) {
+  while (static_cast<int>(tokens.size()) < kPrompt + output_) {
     const int position = static_cast<int>(tokens.size()) - 1;
     const auto select = [&](int layer, int at, const LayerActivations& a) {
       return RowSelections{
@@ -546,6 +565,64 @@ TEST_F(OffloadedEngineTest, TwoAndAResidentOne_StepInTurnAndEachIsAsAlone) {
     EXPECT_EQ(answer.tokens, i < 2 ? sparse : ExpectedFull(next)) << i;
     EXPECT_EQ(answer.figures.offloaded, i < 2);
   }
+}
+
+TEST_F(OffloadedEngineTest, CompletedBlocksThatNoStoreTakes_StayOnTheDevice) {
+  output_ = 260;  // 16 blocks, more than are set aside
+  Start(Sparse(), 1, 2 * kMiB);
+  const HeldTicket ticket = NewTicket(1);
+  const int32_t next = Prefill(ticket, prompt_, false);  // digests would be evicted for the answer
+  FillStores();
+  ASSERT_TRUE(HandOver(ticket, Request(ticket, prompt_, next)).ok());
+  const Answer answer = Read(ticket.ticket.id);
+  ASSERT_TRUE(answer.status.ok()) << answer.status;
+  EXPECT_EQ(answer.tokens, ExpectedSparse(next, Sparse()));
+  EXPECT_EQ(answer.figures.write_back_bytes, 0u);
+  EmptyStores();
+  prefill_tier_->tier().Release(ticket.ref());
+}
+
+TEST_F(OffloadedEngineTest, StoreHasRoomAgain_TakesTheBlocksItRefused) {
+  output_ = 1100;
+  Start(Sparse(), 1, 2 * kMiB);
+  const HeldTicket ticket = NewTicket(1);
+  const int32_t next = Prefill(ticket, prompt_, false);
+  FillStores();
+  ASSERT_TRUE(HandOver(ticket, Request(ticket, prompt_, next)).ok());
+  std::atomic<size_t> tokens{0};
+  auto reader = std::async(std::launch::async, [&] {
+    return Read(ticket.ticket.id, [&](const TokenEvent& event) {
+      tokens += event.tokens.size();
+      return true;
+    });
+  });
+  EXPECT_TRUE(Eventually([&] { return tokens >= 40; }));  // two blocks were refused
+  const uint64_t before = stores_[0]->Stats().pushed_bytes;
+  EmptyStores();
+  // Those two and the one completed next.
+  const uint64_t block_bytes = 2 * model_.geometry.RecordBytes();
+  EXPECT_TRUE(Eventually([&] { return stores_[0]->Stats().pushed_bytes >= before + 3 * block_bytes; }));
+  (void)engine_->Cancel(ticket.ticket.id, kCapability);
+  const Answer answer = reader.get();
+  EXPECT_TRUE(answer.status.ok()) << answer.status;
+  prefill_tier_->tier().Release(ticket.ref());
+}
+
+TEST_F(OffloadedEngineTest, NoStoreTakesBlocksAndTheDeviceIsFull_RequestFailsAndSaysSo) {
+  output_ = 260;
+  const int blocks = BlocksFor(static_cast<uint64_t>(kPrompt + output_));
+  const uint64_t slots = ShapeFor(calibration_, Sparse(), blocks).Slots();
+  Start(Sparse(), 1, 2 * kMiB, static_cast<uint32_t>(slots) + 3);  // no further block fits
+  const HeldTicket ticket = NewTicket(1);
+  const int32_t next = Prefill(ticket, prompt_, false);  // digests would be evicted for the answer
+  FillStores();
+  ASSERT_TRUE(HandOver(ticket, Request(ticket, prompt_, next)).ok());
+  const Answer answer = Read(ticket.ticket.id);
+  EXPECT_EQ(answer.status.code(), absl::StatusCode::kUnavailable) << answer.status;
+  EXPECT_NE(answer.status.message().find("no device memory"), std::string::npos) << answer.status;
+  EXPECT_GT(answer.tokens.size(), 64u);
+  EmptyStores();
+  prefill_tier_->tier().Release(ticket.ref());
 }
 
 // Everything stored is lost while the request loads or steps. Prefill computes it again, or, when the
