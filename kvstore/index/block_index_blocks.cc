@@ -12,7 +12,9 @@ bool BlockIndex::Pin(Holder& holder, uint32_t number) {
   if (!holder.pins.emplace(number, holder.pins_made).second) return false;
   ++holder.pins_made;
   ++counters_.pins;
-  if (++table_.At(number).pins == 1) {
+  Block& block = table_.At(number);
+  block.pinner = &holder;
+  if (++block.pins == 1) {
     ++counters_.pinned_blocks;
     order_.Place(number);
   }
@@ -22,7 +24,9 @@ bool BlockIndex::Pin(Holder& holder, uint32_t number) {
 void BlockIndex::Unpin(Holder& holder, uint32_t number) {
   KVT_CHECK(holder.pins.erase(number) == 1, "block ", number);
   --counters_.pins;
-  if (--table_.At(number).pins > 0) return;
+  Block& block = table_.At(number);
+  if (block.pinner == &holder) block.pinner = nullptr;
+  if (--block.pins > 0) return;
   --counters_.pinned_blocks;
   Settle(number);
 }
@@ -253,7 +257,7 @@ Access BlockIndex::BeginRead(SessionId session, const RecordRange& range, uint64
   if (block == nullptr || block->state != BlockState::kSealed || !block->HasPlane(plane)) {
     return Access::kLost;
   }
-  if (!holder->pins.contains(number)) return Access::kRefused;
+  if (block->pinner != holder && !holder->pins.contains(number)) return Access::kRefused;
   const uint32_t record_bytes = allocator_.RecordBytes(block->cls);
   if (range.length == 0 || range.offset > record_bytes ||
       range.length > record_bytes - range.offset) {
@@ -272,6 +276,8 @@ void BlockIndex::EndRead(uint64_t record_handle) {
   KVT_CHECK(block != nullptr && block->in_flight[p] > 0, "record ", record_handle);
   if (--block->in_flight[p] > 0) return;
   --counters_.in_flight;
+  // Still held: it stays where it is.
+  if (block->pins > 0 && block->state == BlockState::kSealed) return;
   Settle(number);
 }
 

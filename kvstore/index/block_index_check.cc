@@ -9,6 +9,8 @@ void BlockIndex::CheckBlock(uint32_t number) const {
   const bool sealed = block.state == BlockState::kSealed;
   const bool held = block.IsHeld();
   KVT_CHECK(sealed || (block.pins == 0 && !block.indexed && !block.IsOnDisk()), number);
+  KVT_CHECK(block.pinner == nullptr || (block.pins > 0 && block.pinner->pins.contains(number)),
+            "who pins block ", number);
   KVT_CHECK(block.state != BlockState::kEvicting || block.IsBusy(), number);
   KVT_CHECK(!sealed || block.indexed || held, "nobody finds or holds block ", number);
   KVT_CHECK(!block.indexed || block.HasPlane(Plane::kBase), "no BASE: block ", number);

@@ -28,11 +28,11 @@ uint32_t BlockTable::TakeNumber(RecordAllocator::ClassId cls, uint32_t domain) {
     number = free_.back();
     free_.pop_back();
   } else {
-    KVT_CHECK(blocks_.size() < blocks_max_, "block numbers ", blocks_max_);
-    number = static_cast<uint32_t>(blocks_.size());
-    blocks_.emplace_back();
+    KVT_CHECK(numbers_end_ < blocks_max_, "block numbers ", blocks_max_);
+    number = numbers_end_++;
+    if (number % kChunkBlocks == 0) chunks_.push_back(std::make_unique<Block[]>(kChunkBlocks));
   }
-  Block& block = blocks_[number];
+  Block& block = At(number);
   KVT_CHECK(block.state == BlockState::kFree);
   block.cls = cls;
   block.domain = domain;
@@ -41,7 +41,7 @@ uint32_t BlockTable::TakeNumber(RecordAllocator::ClassId cls, uint32_t domain) {
 
 uint32_t BlockTable::Allocate(RecordAllocator::ClassId cls, uint32_t domain) {
   const uint32_t number = TakeNumber(cls, domain);
-  Block& block = blocks_[number];
+  Block& block = At(number);
   for (uint64_t& offset : block.offset) {
     const std::optional<uint64_t> record = allocator_.TryAllocate(cls);
     KVT_CHECK(record.has_value(), "no record left in class ", cls);
@@ -54,13 +54,13 @@ uint32_t BlockTable::Allocate(RecordAllocator::ClassId cls, uint32_t domain) {
 
 uint32_t BlockTable::AllocateEmpty(RecordAllocator::ClassId cls, uint32_t domain) {
   const uint32_t number = TakeNumber(cls, domain);
-  blocks_[number].state = BlockState::kSealed;
-  Account(blocks_[number], 1);
+  At(number).state = BlockState::kSealed;
+  Account(At(number), 1);
   return number;
 }
 
 void BlockTable::SetState(uint32_t number, BlockState state) {
-  Block& block = blocks_[number];
+  Block& block = At(number);
   KVT_CHECK(block.state != BlockState::kFree && state != BlockState::kFree);
   const bool was_sealed = block.state == BlockState::kSealed;
   Account(block, -1);
@@ -81,7 +81,7 @@ void BlockTable::SetState(uint32_t number, BlockState state) {
 }
 
 void BlockTable::Free(uint32_t number) {
-  Block& block = blocks_[number];
+  Block& block = At(number);
   KVT_CHECK(block.state != BlockState::kFree && block.pins == 0 && !block.IsBusy() &&
                 !block.indexed && !block.IsOnDisk(),
             "block ", number, " is in use");
@@ -99,7 +99,7 @@ void BlockTable::Free(uint32_t number) {
 }
 
 void BlockTable::FreeRecord(uint32_t number, Plane plane) {
-  Block& block = blocks_[number];
+  Block& block = At(number);
   const auto p = static_cast<size_t>(plane);
   KVT_CHECK(block.state == BlockState::kSealed && block.InMemory(plane) &&
                 block.in_flight[p] == 0 && block.moving[p] == Moving::kNone,
@@ -116,7 +116,7 @@ void BlockTable::FreeRecord(uint32_t number, Plane plane) {
 }
 
 void BlockTable::SetOnDisk(uint32_t number, Plane plane, bool on_disk) {
-  Block& block = blocks_[number];
+  Block& block = At(number);
   const auto p = static_cast<size_t>(plane);
   KVT_CHECK(block.state == BlockState::kSealed && block.on_disk[p] != on_disk, "block ", number);
   block.on_disk[p] = on_disk;
@@ -136,19 +136,19 @@ void BlockTable::SetOnDisk(uint32_t number, Plane plane, bool on_disk) {
 }
 
 uint64_t BlockTable::AllocateLanding(uint32_t number) {
-  const std::optional<uint64_t> record = allocator_.TryAllocate(blocks_[number].cls);
-  KVT_CHECK(record.has_value(), "no record left in class ", blocks_[number].cls);
-  landing_bytes_ += allocator_.RecordBytes(blocks_[number].cls);
+  const std::optional<uint64_t> record = allocator_.TryAllocate(At(number).cls);
+  KVT_CHECK(record.has_value(), "no record left in class ", At(number).cls);
+  landing_bytes_ += allocator_.RecordBytes(At(number).cls);
   return *record;
 }
 
 void BlockTable::FreeLanding(uint32_t number, uint64_t offset) {
-  landing_bytes_ -= allocator_.RecordBytes(blocks_[number].cls);
+  landing_bytes_ -= allocator_.RecordBytes(At(number).cls);
   allocator_.Free(offset);
 }
 
 void BlockTable::InstallLanding(uint32_t number, Plane plane, uint64_t offset) {
-  Block& block = blocks_[number];
+  Block& block = At(number);
   KVT_CHECK(block.state == BlockState::kSealed && !block.InMemory(plane), "block ", number);
   landing_bytes_ -= allocator_.RecordBytes(block.cls);
   Account(block, -1);
@@ -158,8 +158,8 @@ void BlockTable::InstallLanding(uint32_t number, Plane plane, uint64_t offset) {
 }
 
 Block* BlockTable::Find(uint32_t number, uint32_t generation) {
-  if (number >= blocks_.size()) return nullptr;
-  Block& block = blocks_[number];
+  if (number >= numbers_end_) return nullptr;
+  Block& block = At(number);
   if (block.generation != generation || block.state == BlockState::kFree) return nullptr;
   return &block;
 }

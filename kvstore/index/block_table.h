@@ -22,8 +22,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -65,31 +66,36 @@ struct BlockLinks {
 
 inline constexpr uint32_t kNoBlock = UINT32_MAX;
 
-struct Block {
-  BlockKey key;
+struct Holder;
+
+struct alignas(64) Block {
+  // One cache line has all that a transfer reads and writes: a burst touches hundreds of blocks.
+  uint32_t generation = 1;
+  BlockState state = BlockState::kFree;
+  std::array<bool, kPlanes> on_disk{};
+  bool indexed = false;  // lookups find it
+  RecordAllocator::ClassId cls = 0;
+  uint32_t pins = 0;  // holders
+  const Holder* pinner = nullptr;  // the latest of them, while it pins; null: one may pin all the same
+  std::array<uint32_t, kPlanes> in_flight{};                   // running transfers
+  std::array<uint64_t, kPlanes> offset{kNoOffset, kNoOffset};  // in memory
+  uint32_t space = 0;     // model, numerics and geometry, interned by BlockIndex
+  uint32_t arrivals = 0;  // of Arrivals, while kWriting
+  std::array<Moving, kPlanes> moving{};
+  bool hit_again = false;  // by a ticket other than its first, lately
+  bool reused = false;     // by a ticket other than its first, ever
+
+  alignas(8) BlockKey key;
   BlockKey parent;
+  TicketId ticket;       // whose reservation it is; when private, who may read it
+  SessionId session;     // whose reservation it is
+  TicketId last_ticket;  // that used it
   std::array<int32_t, kBlockTokens> tokens{};
   uint8_t token_count = 0;
   Provenance provenance = Provenance::kExact;
-  BlockState state = BlockState::kFree;
   bool ticket_private = false;
-  bool indexed = false;    // lookups find it
-  bool hit_again = false;  // by a ticket other than its first, lately
-  bool reused = false;     // by a ticket other than its first, ever
-  bool purged = false;     // its tenant's data is to go: never indexed again
-  uint32_t generation = 1;
-  RecordAllocator::ClassId cls = 0;
-  uint32_t space = 0;     // model, numerics and geometry, interned by BlockIndex
-  uint32_t domain = 0;    // tenant, interned
-  uint32_t arrivals = 0;  // of Arrivals, while kWriting
-  TicketId ticket;        // whose reservation it is; when private, who may read it
-  SessionId session;      // whose reservation it is
-  TicketId last_ticket;   // that used it
-  uint32_t pins = 0;      // holders
-  std::array<uint32_t, kPlanes> in_flight{};                   // running transfers
-  std::array<uint64_t, kPlanes> offset{kNoOffset, kNoOffset};  // in memory
-  std::array<bool, kPlanes> on_disk{};
-  std::array<Moving, kPlanes> moving{};
+  bool purged = false;  // its tenant's data is to go: never indexed again
+  uint32_t domain = 0;  // tenant, interned
   // Of this content, kept over restarts: planes on disk are joined only when they agree on it.
   uint64_t incarnation = 0;
   absl::Time hold_until = absl::InfinitePast();  // promoted lately: stays while it is held
@@ -124,6 +130,8 @@ struct Block {
   }
 };
 
+static_assert(offsetof(Block, key) == 64);
+
 class BlockTable {
  public:
   // `allocator` and `events` outlive the table.
@@ -152,18 +160,26 @@ class BlockTable {
   // The landing, filled, becomes the plane's memory. Precondition: sealed, not in memory.
   void InstallLanding(uint32_t number, Plane plane, uint64_t offset);
 
-  [[nodiscard]] Block& At(uint32_t number) { return blocks_[number]; }
-  [[nodiscard]] const Block& At(uint32_t number) const { return blocks_[number]; }
+  [[nodiscard]] Block& At(uint32_t number) {
+    return chunks_[number / kChunkBlocks][number % kChunkBlocks];
+  }
+  [[nodiscard]] const Block& At(uint32_t number) const {
+    return chunks_[number / kChunkBlocks][number % kChunkBlocks];
+  }
+  // Fetches what a transfer of the block will touch.
+  void Prefetch(uint32_t number) const {
+    if (number < numbers_end_) __builtin_prefetch(&At(number), /*rw=*/1);
+  }
   // The block of the number when it is of that generation and not free; null otherwise.
   [[nodiscard]] Block* Find(uint32_t number, uint32_t generation);
   [[nodiscard]] uint64_t HandleOf(uint32_t number) const {
-    return MakeBlockHandle(number, blocks_[number].generation);
+    return MakeBlockHandle(number, At(number).generation);
   }
   [[nodiscard]] uint64_t NumbersLeft() const {
-    return free_.size() + (blocks_max_ - blocks_.size());
+    return free_.size() + (blocks_max_ - numbers_end_);
   }
   // Block numbers given out so far: all are below this.
-  [[nodiscard]] uint32_t NumbersEnd() const { return static_cast<uint32_t>(blocks_.size()); }
+  [[nodiscard]] uint32_t NumbersEnd() const { return numbers_end_; }
 
   [[nodiscard]] uint64_t BytesOf(BlockState state) const {
     return bytes_[static_cast<size_t>(state)];
@@ -191,17 +207,20 @@ class BlockTable {
   }
   // Heap of the table, about.
   [[nodiscard]] uint64_t MemoryBytes() const {
-    return blocks_.size() * sizeof(Block) + free_.capacity() * sizeof(uint32_t);
+    return chunks_.size() * kChunkBlocks * sizeof(Block) + free_.capacity() * sizeof(uint32_t);
   }
 
  private:
+  static constexpr uint32_t kChunkBlocks = 256;
+
   void Account(const Block& block, int sign);
   uint32_t TakeNumber(RecordAllocator::ClassId cls, uint32_t domain);
 
   RecordAllocator& allocator_;
   RecordEvents& events_;
   const uint32_t blocks_max_;
-  std::deque<Block> blocks_;  // by number; references stay valid
+  std::vector<std::unique_ptr<Block[]>> chunks_;  // by number; references stay valid
+  uint32_t numbers_end_ = 0;                      // given out so far
   std::vector<uint32_t> free_;
   std::array<uint64_t, kBlockStates> bytes_{};
   std::array<uint64_t, kBlockStates> counts_{};

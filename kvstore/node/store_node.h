@@ -178,6 +178,10 @@ class StoreNode final : public StoreApi, public PieceResolver {
   void FillDiskStats(const IndexStats& index, StoreStats* stats) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   void CopyChecksums(uint64_t handle, BlockPlace* place) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Fetch the blocks of a burst's pieces before their turn.
+  void PrefetchFirst(absl::Span<const Piece> pieces) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PrefetchAhead(absl::Span<const Piece> pieces, size_t at) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Keeps what the writer says its slices sum to.
   void KeepChecksums(const PushedPiece& pushed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

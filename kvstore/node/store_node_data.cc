@@ -31,6 +31,9 @@ PieceStatus StatusOf(Access access) {
   KVT_CHECK(false, "access ", static_cast<int>(access));
 }
 
+// How many pieces ahead of its turn a piece's block is fetched: of a scattered burst each misses the cache.
+constexpr size_t kLookAhead = 8;
+
 bool IsWellFormed(const Piece& piece) {
   return piece.reserved == 0 && piece.offset % kPieceAlignment == 0 &&
          piece.length % kPieceAlignment == 0;
@@ -46,6 +49,14 @@ uint64_t BlockHandleOf(uint64_t record_handle) {
 }
 
 }  // namespace
+
+void StoreNode::PrefetchFirst(absl::Span<const Piece> pieces) const {
+  for (const Piece& piece : pieces.subspan(0, kLookAhead)) index_.Prefetch(piece.handle);
+}
+
+void StoreNode::PrefetchAhead(absl::Span<const Piece> pieces, size_t at) const {
+  if (at + kLookAhead < pieces.size()) index_.Prefetch(pieces[at + kLookAhead].handle);
+}
 
 absl::Status StoreNode::Attach(const SessionToken& token) {
   MutexLock lock(mu_);
@@ -81,7 +92,9 @@ void StoreNode::ResolvePull(SessionId session, absl::Span<const Piece> pieces,
   KVT_CHECK(pieces.size() == out.size());
   MutexLock lock(mu_);
   ReadCursor cursor;
+  PrefetchFirst(pieces);
   for (size_t i = 0; i < pieces.size(); ++i) {
+    PrefetchAhead(pieces, i);
     const Piece& piece = pieces[i];
     out[i] = ResolvedPull{nullptr, PieceStatus::kInvalid};
     if (!IsWellFormed(piece)) continue;
@@ -95,7 +108,11 @@ void StoreNode::ResolvePull(SessionId session, absl::Span<const Piece> pieces,
 
 void StoreNode::ReleasePull(SessionId, absl::Span<const Piece> pieces) {
   MutexLock lock(mu_);
-  for (const Piece& piece : pieces) index_.EndRead(piece.handle);
+  PrefetchFirst(pieces);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    PrefetchAhead(pieces, i);
+    index_.EndRead(pieces[i].handle);
+  }
 }
 
 absl::Status StoreNode::Verify(const VerifyRequest& request) {

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -315,12 +316,17 @@ TEST(CpuDevice, Idle_UsesNoProcessor) {
   stream->Record(*event);
   ASSERT_TRUE(event->HostWait(kDeadline));
   poll(nullptr, 0, 100);
-  timespec before, after;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
-  poll(nullptr, 0, 500);
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-  const double used = static_cast<double>(after.tv_sec - before.tv_sec) +
-                      1e-9 * static_cast<double>(after.tv_nsec - before.tv_nsec);
+  // Other work on the machine makes a waking dearer: the least disturbed of three spans counts. A thread
+  // that spins shows in each.
+  double used = 1;
+  for (int span = 0; span < 3 && used >= 0.005; ++span) {
+    timespec before, after;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    poll(nullptr, 0, 500);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    used = std::min(used, static_cast<double>(after.tv_sec - before.tv_sec) +
+                              1e-9 * static_cast<double>(after.tv_nsec - before.tv_nsec));
+  }
   EXPECT_LT(used, 0.005) << "seconds of processor time in half a second of idleness";
 }
 
