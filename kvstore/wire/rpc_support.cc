@@ -78,6 +78,10 @@ absl::Status FromGrpc(const grpc::Status& status, const grpc::ClientContext& con
   const auto code = static_cast<absl::StatusCode>(status.error_code());
   const auto& trailers = context.GetServerTrailingMetadata();
   if (trailers.find(kOriginKey) != trailers.end()) return absl::Status(code, status.error_message());
+  // Nobody here cancels a call whose end is asked for: it reached a server that is stopping.
+  if (code == absl::StatusCode::kCancelled) {
+    return absl::UnavailableError(absl::StrCat(peer, ": it is stopping"));
+  }
   return absl::Status(code, absl::StrCat(peer, ": ", status.error_message()));
 }
 

@@ -1,0 +1,188 @@
+// Workers that stop (SIGTERM) or lost the coordinator while requests run: what they have ends well or
+// clearly, and they take nothing new.
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "kernels/base/clock.h"
+#include "kvstore/wire/wire_rpc.h"
+#include "tests/cluster/cluster_testing.h"
+
+namespace kvt {
+namespace {
+
+constexpr int kRequests = 6;
+
+class DrainTest : public testing::Test {
+ protected:
+  void StartCluster(ClusterSpec spec) {
+    spec.model_folder = model_.path();
+    cluster_ = StartOrFail(spec);
+    ASSERT_NE(cluster_, nullptr);
+    reference_ = ReferenceOrFail(model_.path());
+    ASSERT_NE(reference_, nullptr);
+  }
+  void TearDown() override {
+    for (std::thread& thread : threads_) thread.join();
+    if (HasFailure() && cluster_ != nullptr) ADD_FAILURE() << cluster_->Logs();
+  }
+
+  // Starts requests of `output` tokens each and returns when all of them decode.
+  void StartRequests(uint64_t seed, int output) {
+    outcomes_.resize(kRequests);
+    for (int i = 0; i < kRequests; ++i) {
+      prompts_.push_back(RandomPrompt(seed + static_cast<uint64_t>(i), 100 + 16 * i));
+      threads_.emplace_back([this, i, output] {
+        int seen = 0;
+        outcomes_[static_cast<size_t>(i)] = cluster_->Generate(
+            Request(prompts_[static_cast<size_t>(i)], static_cast<uint32_t>(output)),
+            [&](int32_t) {
+              if (++seen == 3) ++decoding_;
+            });
+        if (seen < 3) ++decoding_;
+      });
+    }
+    const absl::Status running = Await(absl::Seconds(120), [&] {
+      return decoding_ == kRequests ? absl::OkStatus()
+                                    : absl::DeadlineExceededError("not running yet");
+    });
+    EXPECT_TRUE(running.ok()) << running;
+  }
+  void JoinRequests() {
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+  // The coordinator has seen it drain, or go.
+  void ExpectToldOfDrain(const std::string& name) {
+    const absl::Status told = Await(absl::Seconds(20), [&]() -> absl::Status {
+      const auto status = cluster_->coordinator().Status();
+      if (!status.ok()) return status.status();
+      for (const ClusterEvent& event : status->events) {
+        if (absl::StrContains(event.text, name) && absl::StrContains(event.text, "drains")) {
+          return absl::OkStatus();
+        }
+      }
+      return absl::NotFoundError("no event of its drain");
+    });
+    EXPECT_TRUE(told.ok()) << told;
+  }
+  void ExpectServedBy(const std::string& decode, uint64_t seed) {
+    const auto prompt = RandomPrompt(seed, 80);
+    const GenerateOutcome served = cluster_->Generate(Request(prompt, 8));
+    EXPECT_TRUE(served.status.ok()) << served.status;
+    EXPECT_EQ(served.result.decode_worker, decode);
+    EXPECT_EQ(served.result.tokens, Expected(*reference_, {prompt}, 8)[0]);
+  }
+
+  SmallModelFolder model_;
+  std::unique_ptr<TestCluster> cluster_;
+  std::unique_ptr<ReferenceModel> reference_;
+  std::vector<std::vector<int32_t>> prompts_;
+  std::vector<GenerateOutcome> outcomes_;
+  std::vector<std::thread> threads_;
+  std::atomic<int> decoding_{0};  // or ended
+};
+
+TEST_F(DrainTest, DecodeWorkerStopsUnderLoad_ItsRequestsFinishAndNewOnesGoElsewhere) {
+  ClusterSpec spec;
+  spec.decode_keys += "drain_timeout = \"2m\"\n";
+  ASSERT_NO_FATAL_FAILURE(StartCluster(spec));
+  StartRequests(1000, 600);
+  cluster_->Signal("decode-0", SIGTERM);
+  ExpectToldOfDrain("decode-0");
+  ExpectServedBy("decode-1", 1100);
+  JoinRequests();
+  const auto expected = Expected(*reference_, prompts_, 600);
+  int there = 0;
+  for (size_t i = 0; i < outcomes_.size(); ++i) {
+    EXPECT_TRUE(outcomes_[i].status.ok()) << outcomes_[i].status;
+    EXPECT_EQ(outcomes_[i].result.tokens, expected[i]) << "request " << i;
+    there += outcomes_[i].result.decode_worker == "decode-0" ? 1 : 0;
+  }
+  EXPECT_GT(there, 0);
+  // Idle, it goes by itself, long before its time is over.
+  const absl::Status gone = Await(absl::Seconds(30), [&]() -> absl::Status {
+    const auto node = cluster_->Node("decode-0");
+    if (!node.ok()) return absl::OkStatus();
+    return node->state == "dead" ? absl::OkStatus() : absl::UnavailableError(node->state);
+  });
+  EXPECT_TRUE(gone.ok()) << gone;
+  ExpectServedBy("decode-1", 1110);
+  const absl::Status held = cluster_->AwaitNothingHeld(absl::Seconds(20));
+  EXPECT_TRUE(held.ok()) << held;
+}
+
+TEST_F(DrainTest, DecodeWorkerStopsAndRequestsOutlastItsTime_TheyFailClearlyOthersGoOn) {
+  ClusterSpec spec;
+  spec.decode_keys += "drain_timeout = \"0s\"\n";
+  ASSERT_NO_FATAL_FAILURE(StartCluster(spec));
+  StartRequests(1200, 1700);
+  cluster_->Signal("decode-0", SIGTERM);
+  JoinRequests();
+  const auto expected = Expected(*reference_, prompts_, 1700);
+  int failed = 0;
+  int finished = 0;
+  for (size_t i = 0; i < outcomes_.size(); ++i) {
+    const GenerateOutcome& outcome = outcomes_[i];
+    // What had arrived is right, whatever came then.
+    EXPECT_TRUE(std::equal(outcome.result.tokens.begin(), outcome.result.tokens.end(),
+                           expected[i].begin()));
+    if (outcome.status.ok()) {
+      ++finished;
+      EXPECT_EQ(outcome.result.tokens.size(), expected[i].size());
+      continue;
+    }
+    ++failed;
+    EXPECT_EQ(outcome.result.decode_worker, "decode-0");
+    EXPECT_TRUE(absl::IsUnavailable(outcome.status)) << outcome.status;
+    EXPECT_TRUE(absl::StrContains(outcome.status.message(), "decode-0")) << outcome.status;
+  }
+  EXPECT_GT(finished, 0);
+  EXPECT_GT(failed, 0) << "1,700 tokens were decoded before the signal arrived";
+  ExpectServedBy("decode-1", 1300);
+  const absl::Status held = cluster_->AwaitNothingHeld(absl::Seconds(20));
+  EXPECT_TRUE(held.ok()) << held;
+}
+
+// Its lease at the coordinator is over: someone else may have been given its work.
+TEST_F(DrainTest, CoordinatorOutOfReach_WorkersRefuseNewWorkUntilItIsBack) {
+  ClusterSpec spec;
+  spec.decodes = 1;
+  spec.coordinator_keys = "lease = \"3s\"\n";
+  ASSERT_NO_FATAL_FAILURE(StartCluster(spec));
+  const auto decode_at = cluster_->Node("decode-0");
+  const auto prefill_at = cluster_->Node("prefill-0");
+  ASSERT_TRUE(decode_at.ok() && prefill_at.ok());
+  const auto decode = ConnectDecode(decode_at->control_address, absl::Seconds(5));
+  const auto prefill = ConnectPrefill(prefill_at->control_address, absl::Seconds(5));
+  // No ticket at all: who looks at it says so, who is fenced does not look.
+  const auto fenced = [&] {
+    const absl::Status offered = decode->HandOver({});
+    const absl::Status submitted =
+        prefill->Submit({}, [](const PrefillEvent&) { return true; });
+    const auto refused = [](const absl::Status& status) {
+      return absl::IsUnavailable(status) && absl::StrContains(status.message(), "lost its lease");
+    };
+    return std::make_pair(refused(offered), refused(submitted));
+  };
+  const auto expect = [&](bool both, absl::string_view when) {
+    const absl::Status so = Await(absl::Seconds(30), [&] {
+      return fenced() == std::make_pair(both, both)
+                 ? absl::OkStatus()
+                 : absl::UnavailableError(both ? "not fenced" : "fenced");
+    });
+    EXPECT_TRUE(so.ok()) << when << ": " << so;
+  };
+  expect(false, "at first");
+  cluster_->Signal("coordinator", SIGSTOP);
+  expect(true, "without a coordinator");
+  cluster_->Signal("coordinator", SIGCONT);
+  expect(false, "when it is back");
+  ExpectServedBy("decode-0", 1410);
+}
+
+}  // namespace
+}  // namespace kvt
