@@ -84,7 +84,10 @@ void PrefillEngine::CancelAll(std::vector<TicketId> tickets) {
   queue_.Post([this, tickets = std::move(tickets)] {
     for (const TicketId ticket : tickets) {
       const auto it = by_ticket_.find(ticket);
-      if (it != by_ticket_.end()) End(jobs_.at(it->second), absl::CancelledError("cancelled"));
+      if (it == by_ticket_.end()) continue;
+      End(jobs_.at(it->second),
+          absl::CancelledError(
+              "ended by the coordinator: cancelled, or a node that it needs is gone"));
     }
   });
 }
