@@ -87,7 +87,6 @@ class BlockIndex {
   // Idempotent; an epoch that is not the held one's lets nothing go.
   absl::Status Release(absl::Time now, SessionId session, LiveTicket ticket);
 
-  // Fetches what BeginRead or EndRead of that record will touch into the cache, a few records ahead.
   void Prefetch(uint64_t record_handle) const { table_.Prefetch(BlockOfRecord(record_handle)); }
   // A transfer that reads: takes an in-flight count when kOk, and says where the range lies.
   // kRefused: no pin of that ticket and epoch in the session. kExpired: the session has ended. kLost:
