@@ -128,6 +128,7 @@ void DecodeEngine::OnOffloadedStepDone(const OffloadedStepResult& result) {
       ResumeAtLast(seq);
       continue;
     }
+    seq->resumes = 0;  // it went on
     if (!row.exact) ++seq->figures.sparse_steps;
     o.sparse = o.sparse || !row.exact;
     seq->names.Append(absl::MakeConstSpan(&seq->tokens.back(), 1),

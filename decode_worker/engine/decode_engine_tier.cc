@@ -40,8 +40,10 @@ void DecodeEngine::OnOpened(const Seq& seq, std::vector<PlacedBlock> places,
   }
   seq->Enter(SequencePhase::kPulling);
   seq->pull_started = false;
-  pulls_.Add(seq->id, static_cast<uint64_t>(seq->blocks()) * seq->figures.block_bytes,
-             deps_.clock->Now());
+  const uint64_t bytes = seq->offload != nullptr
+                             ? seq->offload->slots->slots() * deps_.cache->slot_bytes()
+                             : static_cast<uint64_t>(seq->blocks()) * seq->figures.block_bytes;
+  pulls_.Add(seq->id, bytes, deps_.clock->Now());
 }
 
 void DecodeEngine::StartPulls() {
