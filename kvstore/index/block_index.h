@@ -55,6 +55,7 @@ namespace kvt {
 
 class BlockIndex {
  public:
+  using TenantUse = std::pair<std::string, BlockTable::DomainBytes>;
   // `events` outlives the index.
   BlockIndex(const IndexOptions& options, RecordEvents& events);
 
@@ -102,21 +103,18 @@ class BlockIndex {
   // undefined. Seals the block when it is complete. False when the block went meanwhile.
   bool EndWrite(const RecordRange& range, bool arrived);
 
-  // The block's bytes are corrupt: nobody finds it any more, and it goes with its last pin.
-  // Unknown: nothing.
+  // Its bytes are corrupt: nobody finds it any more, it goes with its last pin. Unknown: nothing.
   void Condemn(uint64_t block_handle);
 
   // Drops the RESIDUAL plane alone of an unheld block, from both media; false when there is none.
   bool TryDropResidual(uint64_t block_handle);
-
   // Everything of that tenant is found no more, is erased from disk, and leaves memory now, or when
   // its last pin goes; what its running writers seal later, too. Returns the blocks it met.
   uint64_t PurgeTenant(absl::string_view tenant);
   // Bytes of the tenant's records by medium.
   [[nodiscard]] BlockTable::DomainBytes BytesOfTenant(absl::string_view tenant) const;
   // Tenants with bytes in either medium, those with most first, at most so many.
-  [[nodiscard]] std::vector<std::pair<std::string, BlockTable::DomainBytes>> TopTenants(
-      size_t tenants_max) const;
+  [[nodiscard]] std::vector<TenantUse> TopTenants(size_t tenants_max) const;
 
   // Whether the disk takes writes now; initially as has_disk.
   void SetDiskWritable(bool writable) { disk_.writable = writable && options_.has_disk; }

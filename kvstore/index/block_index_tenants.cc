@@ -60,8 +60,7 @@ BlockTable::DomainBytes BlockIndex::BytesOfTenant(absl::string_view tenant) cons
   return domain.has_value() ? table_.OfDomain(*domain) : BlockTable::DomainBytes();
 }
 
-std::vector<std::pair<std::string, BlockTable::DomainBytes>> BlockIndex::TopTenants(
-    size_t tenants_max) const {
+std::vector<BlockIndex::TenantUse> BlockIndex::TopTenants(size_t tenants_max) const {
   std::vector<std::pair<uint64_t, uint32_t>> sums;  // bytes, domain
   for (uint32_t domain = 0; domain < domains_.names().size(); ++domain) {
     const BlockTable::DomainBytes bytes = table_.OfDomain(domain);
@@ -72,7 +71,7 @@ std::vector<std::pair<std::string, BlockTable::DomainBytes>> BlockIndex::TopTena
                     [](const auto& a, const auto& b) {
                       return a.first != b.first ? a.first > b.first : a.second < b.second;
                     });
-  std::vector<std::pair<std::string, BlockTable::DomainBytes>> tenants;
+  std::vector<TenantUse> tenants;
   for (size_t i = 0; i < count; ++i) {
     tenants.emplace_back(domains_.names()[sums[i].second], table_.OfDomain(sums[i].second));
   }
