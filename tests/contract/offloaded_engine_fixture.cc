@@ -26,7 +26,7 @@ std::unique_ptr<TierWorker> OffloadedEngineTest::NewTier(const std::string& name
 }
 
 void OffloadedEngineTest::Start(OffloadBudget budget, int stores, uint64_t arena_bytes,
-           uint32_t slots) {
+           uint32_t slots, bool calibrated) {
   for (int i = 0; i < stores; ++i) {
     stores_.push_back(std::make_unique<TestStore>(
         absl::StrCat("store-", i), TestStoreOptions{.arena_bytes = arena_bytes},
@@ -61,9 +61,11 @@ void OffloadedEngineTest::Start(OffloadBudget budget, int stores, uint64_t arena
   };
   deps.metrics = &metrics_;
   deps.clock = &RealClock::Get();
-  deps.calibration = &calibration_;
-  deps.digest_layout = &*layout_;
-  deps.digest_tier = &digest_tier_->tier();
+  if (calibrated) {
+    deps.calibration = &calibration_;
+    deps.digest_layout = &*layout_;
+    deps.digest_tier = &digest_tier_->tier();
+  }
   engine_ = DecodeEngine::Create(options_, deps).value();
   engine_thread_ = std::thread([this] { engine_->Run(); });
 }

@@ -117,7 +117,7 @@ class OffloadedEngineTest : public testing::Test {
   std::unique_ptr<TierWorker> NewTier(const std::string& name, const ModelInfo& model);
 
   void Start(OffloadBudget budget, int stores = 2, uint64_t arena_bytes = 64 * kMiB,
-             uint32_t slots = 2000);
+             uint32_t slots = 2000, bool calibrated = true);
 
   HeldTicket NewTicket(uint64_t id, uint64_t epoch = 1);
 

@@ -24,6 +24,7 @@ TEST_F(OffloadedEngineTest, Sparse_WithDigestsAndFirstSelection_EqualsTheReferen
   // Sink and 8 recent blocks, 8 selected ones, 41 digests.
   EXPECT_EQ(f.digest_bytes, 41u * layout_->BlockBytes());
   EXPECT_LE(f.admission_bytes, (9 + 8) * f.block_bytes + f.digest_bytes);
+  EXPECT_GE(f.admission_bytes, (9 + 7) * f.block_bytes + f.digest_bytes);
   EXPECT_EQ(f.computed.exact, 0u);
   EXPECT_EQ(f.computed.sparse, static_cast<uint64_t>(kOutput - 1));
   EXPECT_EQ(f.sparse_steps, static_cast<uint64_t>(kOutput - 1));
@@ -120,6 +121,39 @@ TEST_F(OffloadedEngineTest, Cancel_WhileItSteps_NothingStays) {
   });
   EXPECT_TRUE(answer.finish == FinishReason::kCancelled || answer.finish == FinishReason::kLength);
   // The destructor checks slots, pins and reservations.
+}
+
+TEST_F(OffloadedEngineTest, Cancel_WhileItLoads_NothingStays) {
+  Start(Sparse());
+  int32_t next = 0;
+  for (uint64_t id = 1; id <= 8; ++id) {
+    const HeldTicket ticket = NewTicket(id);
+    if (id == 1) next = Prefill(ticket, prompt_, false);  // digests are made window by window
+    const auto pulled = [this] {
+      return stores_[0]->Stats().pulled_bytes + stores_[1]->Stats().pulled_bytes;
+    };
+    const uint64_t wanted = pulled() + (id - 1) * 100'000;  // at another point each
+    ASSERT_TRUE(HandOver(ticket, Request(ticket, prompt_, next)).ok());
+    (void)Eventually([&] { return pulled() >= wanted; }, absl::Milliseconds(500));
+    (void)engine_->Cancel(ticket.ticket.id, kCapability);
+    EXPECT_TRUE(Eventually([this] { return engine_->Idle(); }));
+    if (id == 1) prefill_tier_->tier().Release(ticket.ref());
+  }
+}
+
+TEST_F(OffloadedEngineTest, WorkerWithoutCalibration_ServesTheRequestResident) {
+  Start(Sparse(), 2, 64 * kMiB, 2000, /*calibrated=*/false);
+  const HeldTicket ticket = NewTicket(1);
+  const int32_t next = Prefill(ticket, prompt_, true);
+  HandOverRequest request = Request(ticket, prompt_, next);
+  request.selections = first_selection_;
+  request.calibration_id = calibration_.Id();
+  ASSERT_TRUE(HandOver(ticket, request).ok());
+  prefill_tier_->tier().Release(ticket.ref());
+  const Answer answer = Read(ticket.ticket.id);
+  ASSERT_TRUE(answer.status.ok()) << answer.status;
+  EXPECT_EQ(answer.tokens, ExpectedFull(next));
+  EXPECT_FALSE(answer.figures.offloaded);
 }
 
 TEST_F(OffloadedEngineTest, TwoAndAResidentOne_StepInTurnAndEachIsAsAlone) {

@@ -117,6 +117,17 @@ TEST(Belady, LongTraces_NeverMoreMissesThanTheHotSet) {
   }
 }
 
+TEST(HotSet, Remove_BlockMissesTheNextTime) {
+  HotSet set(3);
+  (void)set.Use({1, 2, 3});
+  set.Remove(2);
+  set.Remove(9);  // not there
+  EXPECT_EQ(set.size(), 2);
+  const HotSet::Change change = set.Use({2, 3});
+  EXPECT_EQ(change.misses, (std::vector<int32_t>{2}));
+  EXPECT_TRUE(change.evicted.empty());
+}
+
 TEST(DivideSlots, GoesToTheSteepestLayers) {
   const std::vector<MissCurve> curves = {{{10, 1, 0, 0}}, {{2, 1, 0.5, 0.25}}, {{0, 0, 0, 0}}};
   EXPECT_EQ(DivideSlots(curves, 4, 2, 12), (std::vector<int>{4, 4, 4}));
