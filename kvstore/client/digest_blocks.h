@@ -1,4 +1,4 @@
-// How the digests of a block lie in the tier (docs/decisions/0006): as a block of a geometry of its
+// How the digests of a block lie in the tier (docs/decisions/0007): as a block of a geometry of its
 // own, in the same stores. The digests of the block's selecting layers are joined in layer order,
 // padded with zeros to two equal halves of whole slices; the first half is the BASE record, the
 // second the RESIDUAL record. The key is the one of the block's tokens in a domain that has this

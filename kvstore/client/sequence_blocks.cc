@@ -16,9 +16,16 @@ void SequenceBlocks::Append(absl::Span<const int32_t> tokens, Provenance provena
     const absl::Span<const int32_t> ids =
         absl::MakeConstSpan(tokens_).subspan(tokens_.size() - kBlockTokens);
     if (!blocks_.empty()) pending_ = std::max(pending_, blocks_.back().name.provenance);
-    blocks_.push_back(Make(index, ids, pending_, pending_ != Provenance::kExact));
+    blocks_.push_back(Make(index, ids, pending_, /*ticket_private=*/false));
     pending_ = Provenance::kExact;
   }
+}
+
+int SequenceBlocks::exact_blocks() const {
+  const auto first = std::find_if(blocks_.begin(), blocks_.end(), [](const TierBlock& block) {
+    return block.name.provenance != Provenance::kExact;
+  });
+  return static_cast<int>(first - blocks_.begin());
 }
 
 int SequenceBlocks::reusable_blocks() const {

@@ -2,6 +2,7 @@
 // not thread-safe (one owner: the request).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -23,15 +24,24 @@ class SequenceBlocks {
  public:
   SequenceBlocks(const KeyChain& chain, TicketId ticket) : chain_(chain), ticket_(ticket) {}
 
+  // Without tokens, of the same chain and ticket.
+  [[nodiscard]] SequenceBlocks Empty() const { return SequenceBlocks(chain_, ticket_); }
+
   // Adds tokens behind those already there. Blocks completed by them get names; `provenance` is
-  // inherited: a block's is the worst of its own and its parent's. Blocks that are not kExact are
-  // private to the ticket (DESIGN 3).
+  // inherited: a block's is the worst of its own and its parent's. Names of blocks that are not kExact
+  // hold no ticket: the store keeps them for theirs while it lives and publishes them then (DESIGN 3).
   void Append(absl::Span<const int32_t> tokens, Provenance provenance = Provenance::kExact);
 
   [[nodiscard]] int64_t tokens() const { return static_cast<int64_t>(tokens_.size()); }
   [[nodiscard]] absl::Span<const int32_t> token_ids() const { return tokens_; }
   // Full blocks, in order.
   [[nodiscard]] absl::Span<const TierBlock> blocks() const { return blocks_; }
+  // Of all blocks.
+  [[nodiscard]] Provenance worst() const {
+    return blocks_.empty() ? pending_ : std::max(pending_, blocks_.back().name.provenance);
+  }
+  // Leading ones that are exact.
+  [[nodiscard]] int exact_blocks() const;
   // Blocks whose reuse still leaves a token to compute logits from: floor((tokens - 1) / 16).
   [[nodiscard]] int reusable_blocks() const;
   // The ticket-private block of the tokens behind the last full block; requires that there are any.

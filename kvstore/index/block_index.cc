@@ -17,7 +17,7 @@ absl::Status CheckText(absl::string_view text, absl::string_view field) {
       absl::StrCat(field, ": ", text.size(), " bytes, at most ", kStoreNameBytesMax));
 }
 
-// Sessions that differ in geometry alone may hold a ticket together (docs/decisions/0006).
+// Sessions that differ in geometry alone may hold a ticket together (docs/decisions/0007).
 bool IsSameModel(const SpaceInfo& a, const SpaceInfo& b) {
   return a.model_fingerprint == b.model_fingerprint && a.numerics_id == b.numerics_id;
 }
@@ -175,8 +175,6 @@ absl::Status BlockIndex::CheckNames(absl::Span<const BlockName> blocks, const Ti
       problem = "has not 1 to 16 tokens";
     } else if (name.tokens.size() < kBlockTokens && !name.ticket_private) {
       problem = "is a partial block and not private";
-    } else if (name.provenance != Provenance::kExact && !name.ticket_private) {
-      problem = "is approximate and not private";
     } else if (name.provenance > claim.provenance_max) {
       problem = "has a provenance that the ticket's fidelity does not permit";
     }
@@ -191,7 +189,7 @@ bool BlockIndex::Matches(const Block& block, const BlockName& name, const Holder
                          const TicketEntry& ticket) const {
   return block.space == holder.space && block.domain == ticket.domain &&
          block.provenance == name.provenance && block.ticket_private == name.ticket_private &&
-         (!block.ticket_private || block.ticket == holder.ticket) && block.parent == name.parent &&
+         !block.IsHiddenFrom(holder.ticket) && block.parent == name.parent &&
          block.token_count == name.tokens.size() &&
          std::equal(name.tokens.begin(), name.tokens.end(), block.tokens.begin());
 }
@@ -200,8 +198,9 @@ uint32_t BlockIndex::FindSealed(const BlockName& name, const Holder& holder,
                                 const TicketEntry& ticket) {
   const auto it = sealed_.find(name.key);
   if (it == sealed_.end()) return kNoBlock;
-  if (Matches(table_.At(it->second), name, holder, ticket)) return it->second;
-  ++counters_.mismatched_blocks;
+  const Block& block = table_.At(it->second);
+  if (Matches(block, name, holder, ticket)) return it->second;
+  if (!block.unpublished || !block.IsHiddenFrom(holder.ticket)) ++counters_.mismatched_blocks;
   return kNoBlock;
 }
 
@@ -381,7 +380,9 @@ void BlockIndex::DropTicketIfUnheld(TicketId id) {
   TrimRoom(ticket, 0);
   for (const uint64_t handle : ticket.privates) {
     const uint32_t number = BlockNumberOf(handle);
-    if (table_.Find(number, GenerationOfHandle(handle)) == nullptr) continue;
+    Block* const block = table_.Find(number, GenerationOfHandle(handle));
+    if (block == nullptr) continue;
+    if (std::exchange(block->unpublished, false)) continue;  // from now on anybody's
     Unindex(number);
     Discard(number);
   }

@@ -13,7 +13,7 @@
 // 5. Reserve is all or nothing and evicts nothing when it refuses.
 // 6. A ticket's pins and unsealed reservations in a session go when it is released there, when a
 //    renewal does not list it, when a higher epoch of it is seen, when the session ends. Its room
-//    and private blocks go when no session holds it any more.
+//    and tails go when no session holds it any more; its approximate blocks are anyone's then.
 // 7. What is on disk under a key belongs to the block that lookups find under it; when that block
 //    is found no more, it is erased. So disk and index never join planes of two contents.
 //

@@ -180,6 +180,7 @@ void BlockIndex::NameBlock(uint32_t number, const BlockName& name, const Holder&
   Block& block = table_.At(number);
   block.TakeName(name);
   block.ticket_private = name.ticket_private;
+  block.unpublished = name.provenance != Provenance::kExact && !name.ticket_private;
   block.space = holder.space;
   block.ticket = holder.ticket;
   block.session = holder.session;
@@ -192,7 +193,7 @@ uint32_t BlockIndex::FindWinner(const Block& block, const TicketEntry& ticket) c
   const bool same = other.HasPlane(Plane::kResidual) && other.space == block.space &&
                     other.domain == ticket.domain && other.provenance == block.provenance &&
                     other.ticket_private == block.ticket_private &&
-                    (!block.ticket_private || other.ticket == block.ticket) &&
+                    !other.IsHiddenFrom(block.ticket) &&
                     other.parent == block.parent && other.token_count == block.token_count &&
                     other.tokens == block.tokens;
   return same ? it->second : kNoBlock;
@@ -215,21 +216,28 @@ void BlockIndex::SealBlock(uint32_t number) {
     return;
   }
   // What else bears the key is less: BASE alone, or not this content. It stays for those who pin
-  // it.
-  if (const auto it = sealed_.find(block.key); it != sealed_.end() && !block.purged) {
+  // it. But another living ticket's approximate block keeps its place: then this one is found by
+  // nobody and goes with its last pin.
+  bool found = !block.purged;
+  if (const auto it = sealed_.find(block.key); it != sealed_.end() && found) {
     const uint32_t less = it->second;
-    Unindex(less);
-    Settle(less);
+    found = !block.unpublished || !table_.At(less).IsHiddenFrom(block.ticket);
+    if (found) {
+      Unindex(less);
+      Settle(less);
+    }
   }
   arrivals_.End(block.arrivals);
   holder->reservations.erase(block.key);
   table_.SetState(number, BlockState::kSealed);
   // One number per content over all boots: handles are unique in one, boots differ.
   block.incarnation = (options_.boot * 0x9e3779b97f4a7c15ull) ^ table_.HandleOf(number);
-  if (!block.purged) {
+  if (found) {
     sealed_.emplace(block.key, number);
     block.indexed = true;
-    if (block.ticket_private) ticket->privates.push_back(table_.HandleOf(number));
+    if (block.ticket_private || block.unpublished) {
+      ticket->privates.push_back(table_.HandleOf(number));
+    }
   }
   block.last_ticket = block.ticket;
   Pin(*holder, number);

@@ -16,6 +16,7 @@ void BlockIndex::CheckBlock(uint32_t number) const {
   KVT_CHECK(!block.indexed || block.HasPlane(Plane::kBase), "no BASE: block ", number);
   KVT_CHECK(!block.IsOnDisk() || block.indexed, "on disk, but found by nobody: block ", number);
   KVT_CHECK(!block.purged || !block.indexed, "purged, but found: block ", number);
+  KVT_CHECK(!block.unpublished || block.provenance != Provenance::kExact, number);
   for (const Plane plane : {Plane::kBase, Plane::kResidual}) {
     const auto p = static_cast<size_t>(plane);
     const uint64_t record = PlaneRecordHandle(table_.HandleOf(number), plane);
@@ -47,6 +48,8 @@ void BlockIndex::CheckInvariants() {
     const Block& block = table_.At(number);
     if (block.state == BlockState::kFree) continue;
     CheckBlock(number);
+    KVT_CHECK(!block.unpublished || !block.indexed || tickets_.Find(block.ticket) != nullptr,
+              "its ticket has ended: block ", number);
     const uint64_t record_bytes = allocator_.RecordBytes(block.cls);
     for (size_t p = 0; p < kPlanes; ++p) {
       in_flight += block.in_flight[p] > 0 ? 1 : 0;

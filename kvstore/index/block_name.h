@@ -13,7 +13,9 @@ struct BlockName {
   BlockKey parent;
   std::vector<int32_t> tokens;  // 16, or fewer for a private tail; compared on a hit
   Provenance provenance = Provenance::kExact;
-  bool ticket_private = false;  // partial tail, or approximate while its ticket lives
+  // A partial tail: its key holds the ticket, and nobody else ever finds it. (An approximate block is
+  // its ticket's alone too, until the ticket ends: the store sees to that, its name is as any other.)
+  bool ticket_private = false;
 };
 
 enum class BlockPresence : uint8_t { kAbsent = 0, kBaseOnly = 1, kExact = 2 };

@@ -87,13 +87,14 @@ struct alignas(64) Block {
 
   alignas(8) BlockKey key;
   BlockKey parent;
-  TicketId ticket;       // whose reservation it is; when private, who may read it
+  TicketId ticket;       // whose reservation it is; when hidden, who may read it
   SessionId session;     // whose reservation it is
   TicketId last_ticket;  // that used it
   std::array<int32_t, kBlockTokens> tokens{};
   uint8_t token_count = 0;
   Provenance provenance = Provenance::kExact;
   bool ticket_private = false;
+  bool unpublished = false;  // approximate, and its ticket lives
   bool purged = false;  // its tenant's data is to go: never indexed again
   uint32_t domain = 0;  // tenant, interned
   // Of this content, kept over restarts: planes on disk are joined only when they agree on it.
@@ -108,6 +109,10 @@ struct alignas(64) Block {
     std::copy(name.tokens.begin(), name.tokens.end(), tokens.begin());
     token_count = static_cast<uint8_t>(name.tokens.size());
     provenance = name.provenance;
+  }
+  // Its own ticket alone may find it.
+  [[nodiscard]] bool IsHiddenFrom(TicketId other) const {
+    return (ticket_private || unpublished) && ticket != other;
   }
   [[nodiscard]] bool InMemory(Plane plane) const {
     return offset[static_cast<size_t>(plane)] != kNoOffset;

@@ -37,7 +37,9 @@ struct TicketEntry {
   bool granted = false;     // a Reserve of it was granted: it has been admitted here
   std::vector<std::unique_ptr<Holder>> holders;
   std::vector<uint32_t> room;      // numbers of unnamed blocks
-  std::vector<uint64_t> privates;  // handles of sealed blocks that only this ticket may read
+  // Handles of sealed blocks that only this ticket may read: tails, which go with it, and approximate
+  // blocks, which are published then.
+  std::vector<uint64_t> privates;
 
   // Whether `room` is, or from now on may be, of the holder's geometry.
   bool ClaimRoom(const Holder& holder) {

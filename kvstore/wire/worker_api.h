@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/base/ids.h"
+#include "kvstore/index/block_key.h"
 #include "kvstore/wire/coordinator_api.h"
 #include "kvstore/wire/ticket.h"
 
@@ -87,6 +88,10 @@ struct HandOverRequest {
   SamplingParams sampling;
   std::vector<int32_t> stop_tokens;
   PrefillFigures figures;
+  // The last so many of `tokens` have KV of this provenance, not exact: their blocks have other names
+  // (SequenceBlocks::Append). From a block's start on; 0: all are exact.
+  uint32_t approximate_tokens = 0;
+  Provenance provenance = Provenance::kExact;
   // The first selection of an offloaded request: by layer the blocks that the last of `tokens` chooses
   // from its middle (kernels/select/attention_stats.h), as indices into the sequence, ascending; none
   // in a dense layer. Empty: none was made. Made with the calibration of that id, as the digests that

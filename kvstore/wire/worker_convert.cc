@@ -205,6 +205,8 @@ void ToWire(const HandOverRequest& from, kvtide::HandOverRequest* to) {
     CopyTokens(blocks, to->add_selections()->mutable_blocks());
   }
   to->set_calibration_id(from.calibration_id);
+  to->set_approximate_tokens(from.approximate_tokens);
+  to->set_provenance(static_cast<uint32_t>(from.provenance));
 }
 
 absl::StatusOr<HandOverRequest> FromWire(const kvtide::HandOverRequest& from) {
@@ -216,6 +218,14 @@ absl::StatusOr<HandOverRequest> FromWire(const kvtide::HandOverRequest& from) {
                      kCalibrationIdBytesMax));
   }
   to.calibration_id = from.calibration_id();
+  to.approximate_tokens = from.approximate_tokens();
+  KVT_ASSIGN_OR_RETURN(
+      to.provenance, ToEnum(from.provenance(), Provenance::kSparse, "hand_over.provenance"));
+  if (from.approximate_tokens() > static_cast<uint32_t>(from.tokens_size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("hand_over.approximate_tokens: ", from.approximate_tokens(), " of ",
+                     from.tokens_size(), " tokens"));
+  }
   to.ticket = FromWire(from.ticket());
   to.tokens = ToVector<int32_t>(from.tokens());
   to.prompt_tokens = from.prompt_tokens();

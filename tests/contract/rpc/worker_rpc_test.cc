@@ -124,6 +124,8 @@ TEST_F(WorkerRpc, ResumeAndHandOver_CarryEveryField) {
   const HandOverRequest hand_over{.ticket = FullTicket('h'), .tokens = {1, 2}, .prompt_tokens = 2,
                                   .next_token = -3, .sampling = kSampling, .stop_tokens = {7, 8},
                                   .figures = FullPrefillFigures(),
+                                  .approximate_tokens = 2,
+                                  .provenance = Provenance::kSparse,
                                   .selections = {{1, 5, 8191}, {}, {0}},
                                   .calibration_id = "0123456789abcdef"};
   EXPECT_TRUE(decode_->HandOver(hand_over).ok());
@@ -137,6 +139,8 @@ TEST_F(WorkerRpc, ResumeAndHandOver_CarryEveryField) {
   ExpectSame(got.figures, hand_over.figures);
   EXPECT_EQ(got.selections, hand_over.selections);
   EXPECT_EQ(got.calibration_id, hand_over.calibration_id);
+  EXPECT_EQ(got.approximate_tokens, 2u);
+  EXPECT_EQ(got.provenance, Provenance::kSparse);
 }
 
 TEST_F(WorkerRpc, HandOver_WithASelectionOutOfBounds_IsRefusedNamingTheField) {
@@ -161,6 +165,12 @@ TEST_F(WorkerRpc, HandOver_WithASelectionOutOfBounds_IsRefusedNamingTheField) {
   request.selections.clear();
   request.calibration_id = std::string(65, 'a');
   EXPECT_THAT(refusal(request), ::testing::HasSubstr("hand_over.calibration_id: 65 bytes"));
+  request.calibration_id.clear();
+  request.approximate_tokens = 1;
+  EXPECT_THAT(refusal(request), ::testing::HasSubstr("approximate_tokens: 1 of 0 tokens"));
+  request.approximate_tokens = 0;
+  request.provenance = static_cast<Provenance>(3);
+  EXPECT_THAT(refusal(request), ::testing::HasSubstr("hand_over.provenance: unknown value 3"));
 }
 
 TEST_F(WorkerRpc, Attach_CarriesEveryFieldAndTheLastEventsFigures) {

@@ -93,7 +93,30 @@ TEST(SequenceBlocks, Provenance_IsInheritedByEveryLaterBlock) {
   EXPECT_FALSE(sequence.blocks()[0].name.ticket_private);
   for (int i = 1; i < 4; ++i) {
     EXPECT_EQ(sequence.blocks()[i].name.provenance, Provenance::kBase);
-    EXPECT_TRUE(sequence.blocks()[i].name.ticket_private);
+    EXPECT_FALSE(sequence.blocks()[i].name.ticket_private);
+  }
+  EXPECT_EQ(sequence.exact_blocks(), 1);
+  EXPECT_EQ(sequence.worst(), Provenance::kBase);
+}
+
+TEST(SequenceBlocks, ApproximateNames_AreEqualForEveryTicketAndDifferByProvenance) {
+  const std::vector<int32_t> tokens = Tokens(48);
+  const auto names = [&](uint64_t ticket, Provenance provenance) {
+    SequenceBlocks sequence(Chain(), TicketId(ticket));
+    sequence.Append(absl::MakeConstSpan(tokens).first(16));
+    sequence.Append(absl::MakeConstSpan(tokens).subspan(16), provenance);
+    std::vector<BlockKey> keys;
+    for (const TierBlock& block : sequence.blocks()) keys.push_back(block.name.key);
+    return keys;
+  };
+  EXPECT_EQ(names(1, Provenance::kSparse), names(2, Provenance::kSparse));
+  const auto exact = names(1, Provenance::kExact), base = names(1, Provenance::kBase),
+             sparse = names(1, Provenance::kSparse);
+  EXPECT_EQ(exact[0], sparse[0]);
+  for (int i = 1; i < 3; ++i) {
+    EXPECT_NE(exact[i], sparse[i]);
+    EXPECT_NE(exact[i], base[i]);
+    EXPECT_NE(base[i], sparse[i]);
   }
 }
 

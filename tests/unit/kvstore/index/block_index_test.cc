@@ -41,11 +41,7 @@ TEST_F(IndexTest, MalformedNames_AreRefusedAndPinNothing) {
       broken([](BlockName& name) { name.tokens.clear(); }),
       broken([](BlockName& name) { name.tokens.resize(17); }),
       broken([](BlockName& name) { name.tokens.resize(15); }),
-      broken([](BlockName& name) { name.provenance = Provenance::kBase; }),
-      broken([](BlockName& name) {
-        name.provenance = Provenance::kBase;
-        name.ticket_private = true;  // but the ticket permits exact only
-      }),
+      broken([](BlockName& name) { name.provenance = Provenance::kBase; }),  // the ticket: exact only
       std::vector<BlockName>(kSequenceBlocksMax + 1, Names(1, 1)[0])};
   for (size_t i = 0; i < cases.size(); ++i) {
     EXPECT_EQ(Lookup(1, Claim(2), cases[i]).status().code(), StatusCode::kInvalidArgument) << i;
@@ -256,6 +252,78 @@ TEST_F(IndexTest, PrivateBlock_IsTheTicketsAloneAndGoesWithItsLastHolder) {
   EXPECT_EQ(index_->Stats().blocks, 0u);
   Release(1, 2);
   ExpectIdle();
+}
+
+std::vector<BlockName> SparseNames(int count, int seed) {
+  KeyDomain domain;
+  domain.cluster_secret = "s";
+  domain.geometry = SmallGeometry();
+  const KeyChain chain(domain);
+  std::vector<BlockName> names;
+  BlockKey parent = chain.Root();
+  for (int i = 0; i < count; ++i) {
+    BlockName name;
+    name.parent = parent;
+    name.tokens.assign(kBlockTokens, seed);
+    name.provenance = Provenance::kSparse;
+    name.key = chain.Next(parent, name.tokens, name.provenance);
+    parent = name.key;
+    names.push_back(std::move(name));
+  }
+  return names;
+}
+
+TicketClaim SparseClaim(uint64_t id) {
+  return TicketClaim{TicketId(id), TicketEpoch(1), "", Provenance::kSparse};
+}
+
+TEST_F(IndexTest, ApproximateBlock_IsItsTicketsUntilItEnds_ThenOfThoseThatPermitIt) {
+  MakeIndex(8);
+  Open(1);
+  Open(2);
+  const auto names = SparseNames(2, 1);
+  Store(1, SparseClaim(1), names);
+  EXPECT_EQ(Hits(2, SparseClaim(1), names), 2) << "another worker of the same request";
+  EXPECT_EQ(Hits(2, SparseClaim(2), names), 0) << "its writer lives";
+  // The other computes the same tokens: blocks of its own, which nobody finds beside the first.
+  Store(2, SparseClaim(2), names);
+  EXPECT_EQ(Hits(2, SparseClaim(2), names), 0);
+  EXPECT_EQ(Hits(1, SparseClaim(1), names), 2);
+  EXPECT_EQ(index_->Stats().blocks, 4u);
+  EXPECT_EQ(index_->Stats().mismatched_blocks, 0u);
+  index_->CheckInvariants();
+  Release(1, 1);
+  EXPECT_EQ(Hits(1, SparseClaim(3), names), 0) << "held through the other session";
+  Release(2, 1);
+  index_->CheckInvariants();
+  EXPECT_EQ(Hits(1, SparseClaim(3), names), 2);
+  EXPECT_EQ(Hits(2, SparseClaim(2), names), 2);
+  // Who permits less does not even ask; the exact blocks of these tokens are others.
+  EXPECT_EQ(Lookup(1, Claim(4), names).status().code(), StatusCode::kInvalidArgument);
+  TicketClaim elastic = Claim(5);
+  elastic.provenance_max = Provenance::kBase;
+  EXPECT_EQ(Lookup(1, elastic, names).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Hits(1, Claim(4), Names(2, 1)), 0);
+  Release(2, 2);
+  Release(1, 3);
+  Release(1, 4);
+  ExpectIdle();
+  EXPECT_EQ(index_->Stats().blocks, 2u) << "the second writer's went with it";
+}
+
+TEST_F(IndexTest, ApproximateBlock_OfALapsedLease_IsPublishedToo) {
+  MakeIndex(8);
+  Open(1);
+  const auto names = SparseNames(3, 1);
+  Store(1, SparseClaim(1), names);
+  now_ += absl::Seconds(11);
+  index_->NoteTime(now_);
+  index_->CheckInvariants();
+  Open(2);
+  EXPECT_EQ(Hits(2, SparseClaim(2), names), 3);
+  Release(2, 2);
+  ExpectIdle();
+  EXPECT_EQ(index_->Stats().blocks, 3u);
 }
 
 // What a worker with two geometries of one model does: planes in one session, digests in the other.
