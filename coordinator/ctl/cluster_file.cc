@@ -65,6 +65,7 @@ absl::StatusOr<ClusterPlan> ReadClusterPlan(OptionsFile& file) {
   cluster.Get("name", &plan.name);
   cluster.Require("model_folder", &plan.model_folder);
   cluster.Get("model_name", &plan.model_name);
+  cluster.Get("calibration", &plan.calibration);
   cluster.Get("start_timeout", &plan.start_timeout, absl::Seconds(1), absl::Hours(1));
   while (plan.model_folder.size() > 1 && plan.model_folder.back() == '/') {
     plan.model_folder.pop_back();

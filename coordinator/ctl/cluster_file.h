@@ -1,7 +1,7 @@
 // The file of `kvtide up`: one local cluster. Its tables are passed on to the daemons' own
 // configuration unread, so each daemon checks its keys itself.
 //
-//   [cluster]      name, model_folder, model_name, start_timeout
+//   [cluster]      name, model_folder, model_name, calibration, start_timeout
 //   [coordinator] [node] [tier] [model]   for the daemons that read them
 //   [[store]] [[prefill]] [[decode]]      name or count; other keys go to the daemon's table of that
 //                                         name; tables node, tier, model within override the above
@@ -31,6 +31,7 @@ struct ClusterPlan {
   std::string name = "kvtide";
   std::string model_folder;
   std::string model_name;  // default: the folder's last part
+  std::string calibration;  // of the model; empty: none
   absl::Duration start_timeout = absl::Minutes(3);
   DaemonPlan coordinator;
   std::vector<DaemonPlan> daemons;  // stores, prefill workers, decode workers

@@ -108,6 +108,13 @@ class Start {
       return absl::NotFoundError(absl::StrCat("cluster.model_folder: ", plan_.model_folder,
                                               " is not a folder (deploy/fetch_model.sh gets one)"));
     }
+    if (!plan_.calibration.empty()) {
+      plan_.calibration = std::filesystem::absolute(plan_.calibration, error).string();
+      if (!std::filesystem::is_regular_file(plan_.calibration, error)) {
+        return absl::NotFoundError(absl::StrCat("cluster.calibration: ", plan_.calibration,
+                                                " is not a file (kvtide calibrate makes one)"));
+      }
+    }
     state_.name = plan_.name;
     state_.model_name = plan_.model_name;
     state_.model_folder = plan_.model_folder;
@@ -132,6 +139,9 @@ class Start {
       auto& model = daemon.tables["model"];
       model["folder"] = Quoted(plan_.model_folder);
       model["name"] = Quoted(plan_.model_name);
+      if (!plan_.calibration.empty() && !model.contains("calibration")) {
+        model["calibration"] = Quoted(plan_.calibration);
+      }
     }
     return absl::OkStatus();
   }
