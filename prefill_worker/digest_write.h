@@ -1,4 +1,4 @@
-// The digests of a sequence on their way into the tier (docs/decisions/0006). A refusal, or a store
+// The digests of a sequence on their way into the tier (docs/decisions/0007). A refusal, or a store
 // that is gone, costs nothing here: who needs a digest that is not there makes it again.
 //
 // OpenDigestWrite and SealDigestWrite block (control threads); in between one Push of `list`. Not

@@ -1,5 +1,6 @@
 #include "prefill_worker/job_control.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,56 @@ uint32_t OutputBlocks(uint64_t tokens, uint64_t output_tokens) {
   return static_cast<uint32_t>((tokens + output_tokens) / kBlockTokens - tokens / kBlockTokens);
 }
 
+namespace {
+
+// Of these the first so many lie in the tier with both planes.
+int LeadingExact(absl::Span<const PlacedBlock> blocks) {
+  size_t lead = 0;
+  while (lead < blocks.size() && blocks[lead].presence == BlockPresence::kExact) ++lead;
+  return static_cast<int>(lead);
+}
+
+std::vector<Provenance> ApproximateOf(Fidelity fidelity) {
+  if (fidelity == Fidelity::kSparse) return {Provenance::kSparse, Provenance::kBase};
+  if (fidelity == Fidelity::kElastic) return {Provenance::kBase};
+  return {};
+}
+
+// Names that go on approximately where the exact prefix ends, and their places in `found`, when more
+// blocks of them lie in the tier than exact ones do behind it. What is approximate follows an exact
+// prefix: without one it is not looked for. A suffix job computes what it lacks exactly.
+std::optional<SequenceBlocks> FindApproximate(TierClient& tier, const PrefillJob& job,
+                                              LookupResult* found) {
+  const int lead = LeadingExact(found->blocks);
+  const int reusable = static_cast<int>(found->blocks.size());
+  if (job.resume || lead == 0 || lead == reusable) return std::nullopt;
+  int most = static_cast<int>(std::count_if(
+      found->blocks.begin() + lead, found->blocks.end(),
+      [](const PlacedBlock& block) { return block.presence == BlockPresence::kExact; }));
+  std::optional<SequenceBlocks> best;
+  std::vector<PlacedBlock> places;
+  const auto tokens = absl::MakeConstSpan(job.tokens);
+  const size_t exact_tokens = static_cast<size_t>(lead) * kBlockTokens;
+  for (const Provenance provenance : ApproximateOf(job.ticket.ticket.fidelity)) {
+    SequenceBlocks names = job.names.Empty();
+    names.Append(tokens.first(exact_tokens));
+    names.Append(tokens.subspan(exact_tokens), provenance);
+    LookupResult result = tier.Lookup(
+        job.ticket, names.blocks().subspan(static_cast<size_t>(lead),
+                                           static_cast<size_t>(reusable - lead)));
+    const int count = LeadingExact(result.blocks);
+    if (count <= most) continue;
+    most = count;
+    best = std::move(names);
+    places = std::move(result.blocks);
+  }
+  if (!best.has_value()) return std::nullopt;
+  std::move(places.begin(), places.end(), found->blocks.begin() + lead);
+  return best;
+}
+
+}  // namespace
+
 OpenOutcome OpenJob(TierClient& tier, const PrefillJob& job, const ReserveTerms& terms) {
   OpenOutcome outcome;
   const int count = job.plan.blocks();
@@ -19,8 +70,10 @@ OpenOutcome OpenJob(TierClient& tier, const PrefillJob& job, const ReserveTerms&
   outcome.present.resize(static_cast<size_t>(count), false);
   // Admitted while no store was alive: computed, and handed over without a copy in the tier.
   if (job.ticket.ticket.stores.empty()) return outcome;
-  const LookupResult found =
-      tier.Lookup(job.ticket, job.names.blocks().first(static_cast<size_t>(reusable)));
+  const SequenceBlocks exact = job.ExactNames();
+  LookupResult found = tier.Lookup(job.ticket, exact.blocks().first(static_cast<size_t>(reusable)));
+  outcome.names = FindApproximate(tier, job, &found);
+  if (!outcome.names.has_value()) outcome.names = exact;
   std::vector<TierBlock> missing;
   std::vector<int> missing_index;
   for (int b = 0; b < count; ++b) {
@@ -30,7 +83,7 @@ OpenOutcome OpenJob(TierClient& tier, const PrefillJob& job, const ReserveTerms&
       outcome.present[i] = true;
       continue;
     }
-    missing.push_back(job.Name(b));
+    missing.push_back(NameOf(*outcome.names, b));
     missing_index.push_back(b);
   }
   const Ticket& ticket = job.ticket.ticket;
@@ -109,6 +162,12 @@ absl::Status OfferHandOver(const DecodeConnector& connect, const Placement& plac
   request.sampling = job.sampling;
   request.stop_tokens = job.stop_tokens;
   request.figures = job.figures;
+  const int exact_blocks = job.names.exact_blocks();
+  if (exact_blocks < static_cast<int>(job.names.blocks().size())) {
+    request.approximate_tokens =
+        static_cast<uint32_t>(job.tokens.size()) - static_cast<uint32_t>(exact_blocks) * kBlockTokens;
+    request.provenance = job.names.blocks().back().name.provenance;
+  }
   if (job.selection != nullptr) {
     request.selections = job.selection->selected;
     request.calibration_id = calibration_id;

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,9 @@ struct OpenOutcome {
   absl::Status status;
   std::vector<JobBlock> blocks;  // one per block; push set where this job is to write
   std::vector<bool> present;     // lies in the tier, pinned: to be pulled
+  // The names of the sequence's blocks: exact, or from some block on approximate because that much
+  // more lies in the tier and the ticket's fidelity permits it.
+  std::optional<SequenceBlocks> names;
 };
 // Looks up and pins what the tier has, reserves room for the rest and for the output. On a refusal
 // nothing is held, but as `terms` say of an aged ticket. ResourceExhausted and Unavailable are worth

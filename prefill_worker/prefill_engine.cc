@@ -461,7 +461,14 @@ void PrefillEngine::Report(const Job& job, RequestPhase phase, const std::string
   update.node = deps_.node;
   update.phase = phase;
   update.error = error;
-  if (phase == RequestPhase::kHandOver) update.computed.exact = job->figures.computed_tokens;
+  if (phase == RequestPhase::kHandOver) {
+    const uint64_t computed = job->figures.computed_tokens;
+    switch (job->names.worst()) {
+      case Provenance::kExact: update.computed.exact = computed; break;
+      case Provenance::kBase: update.computed.base = computed; break;
+      case Provenance::kSparse: update.computed.sparse = computed; break;
+    }
+  }
   deps_.reporter->Report(std::move(update));
 }
 

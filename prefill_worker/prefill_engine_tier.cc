@@ -50,6 +50,7 @@ void PrefillEngine::OnOpened(const Job& job, OpenOutcome outcome) {
     return;
   }
   if (job->ticket.ticket.stores.empty()) return OpenWithoutTier(job);
+  if (outcome.names.has_value()) job->names = *std::move(outcome.names);
   job->blocks = std::move(outcome.blocks);
   if (options_.fetch_planner) DeclineSlow(job, outcome.present);
   for (int b = 0; b < job->plan.blocks(); ++b) {

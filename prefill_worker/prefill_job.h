@@ -54,6 +54,12 @@ struct Placement {
   NodeName decode_worker;
 };
 
+// Name of block `index`, the partial tail included.
+inline TierBlock NameOf(const SequenceBlocks& names, int index) {
+  const auto i = static_cast<size_t>(index);
+  return i < names.blocks().size() ? names.blocks()[i] : names.Tail();
+}
+
 struct PrefillJob {
   PrefillJob(uint64_t id_in, HeldTicket ticket_in, const KeyChain& chain,
              std::vector<int32_t> tokens_in)
@@ -67,10 +73,11 @@ struct PrefillJob {
   }
 
   void Enter(PrefillPhase next);
-  // Name of block `index`, the partial tail included.
-  [[nodiscard]] TierBlock Name(int index) const {
-    return index < static_cast<int>(names.blocks().size()) ? names.blocks()[static_cast<size_t>(index)]
-                                                           : names.Tail();
+  [[nodiscard]] TierBlock Name(int index) const { return NameOf(names, index); }
+  [[nodiscard]] SequenceBlocks ExactNames() const {
+    SequenceBlocks exact = names.Empty();
+    exact.Append(tokens);
+    return exact;
   }
 
   const uint64_t id;
