@@ -23,14 +23,6 @@ void Join(const DigestLayout& layout, const FirstSelection& selection, int block
 
 }  // namespace
 
-SequenceBlocks DigestNames(const KeyChain& chain, TicketId ticket, const SequenceBlocks& planes) {
-  SequenceBlocks names(chain, ticket);
-  for (const TierBlock& block : planes.blocks()) {
-    names.Append(block.name.tokens, block.name.provenance);
-  }
-  return names;
-}
-
 std::shared_ptr<DigestWrite> OpenDigestWrite(TierClient& tier, const HeldTicket& ticket,
                                              const SequenceBlocks& names,
                                              const DigestLayout& layout,

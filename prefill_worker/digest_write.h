@@ -31,11 +31,8 @@ struct DigestWrite {
   int refused = 0;
 };
 
-// The names of the digests of a sequence's full blocks: same tokens, same provenance.
-[[nodiscard]] SequenceBlocks DigestNames(const KeyChain& chain, TicketId ticket,
-                                         const SequenceBlocks& planes);
-
-// Reserves what is not there and lays it out. `selection` has a digest for each of the names.
+// Reserves what is not there and lays it out. `selection` has a digest for each of the names, which
+// are the planes' under the digests' chain.
 [[nodiscard]] std::shared_ptr<DigestWrite> OpenDigestWrite(TierClient& tier,
                                                            const HeldTicket& ticket,
                                                            const SequenceBlocks& names,

@@ -29,7 +29,7 @@ std::vector<Provenance> ApproximateOf(Fidelity fidelity) {
 
 // Names that go on approximately where the exact prefix ends, and their places in `found`, when more
 // blocks of them lie in the tier than exact ones do behind it. What is approximate follows an exact
-// prefix: without one it is not looked for. A suffix job computes what it lacks exactly.
+// prefix: without one it is not looked for. A suffix job's names are given.
 std::optional<SequenceBlocks> FindApproximate(TierClient& tier, const PrefillJob& job,
                                               LookupResult* found) {
   const int lead = LeadingExact(found->blocks);
@@ -70,10 +70,11 @@ OpenOutcome OpenJob(TierClient& tier, const PrefillJob& job, const ReserveTerms&
   outcome.present.resize(static_cast<size_t>(count), false);
   // Admitted while no store was alive: computed, and handed over without a copy in the tier.
   if (job.ticket.ticket.stores.empty()) return outcome;
-  const SequenceBlocks exact = job.ExactNames();
-  LookupResult found = tier.Lookup(job.ticket, exact.blocks().first(static_cast<size_t>(reusable)));
+  // As submitted: exact, or of a suffix job as its decode worker names them.
+  LookupResult found =
+      tier.Lookup(job.ticket, job.names.blocks().first(static_cast<size_t>(reusable)));
   outcome.names = FindApproximate(tier, job, &found);
-  if (!outcome.names.has_value()) outcome.names = exact;
+  if (!outcome.names.has_value()) outcome.names = job.names;
   std::vector<TierBlock> missing;
   std::vector<int> missing_index;
   for (int b = 0; b < count; ++b) {
@@ -162,12 +163,8 @@ absl::Status OfferHandOver(const DecodeConnector& connect, const Placement& plac
   request.sampling = job.sampling;
   request.stop_tokens = job.stop_tokens;
   request.figures = job.figures;
-  const int exact_blocks = job.names.exact_blocks();
-  if (exact_blocks < static_cast<int>(job.names.blocks().size())) {
-    request.approximate_tokens =
-        static_cast<uint32_t>(job.tokens.size()) - static_cast<uint32_t>(exact_blocks) * kBlockTokens;
-    request.provenance = job.names.blocks().back().name.provenance;
-  }
+  request.approximate_tokens = job.names.approximate_tokens();
+  request.provenance = job.names.worst();
   if (job.selection != nullptr) {
     request.selections = job.selection->selected;
     request.calibration_id = calibration_id;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/log.h"
+#include "kvstore/wire/fidelity.h"
 
 namespace kvt {
 namespace {
@@ -462,12 +463,7 @@ void PrefillEngine::Report(const Job& job, RequestPhase phase, const std::string
   update.phase = phase;
   update.error = error;
   if (phase == RequestPhase::kHandOver) {
-    const uint64_t computed = job->figures.computed_tokens;
-    switch (job->names.worst()) {
-      case Provenance::kExact: update.computed.exact = computed; break;
-      case Provenance::kBase: update.computed.base = computed; break;
-      case Provenance::kSparse: update.computed.sparse = computed; break;
-    }
+    CountOf(job->names.worst(), update.computed) = job->figures.computed_tokens;
   }
   deps_.reporter->Report(std::move(update));
 }

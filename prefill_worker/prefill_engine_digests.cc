@@ -21,8 +21,8 @@ void PrefillEngine::WriteDigests(const Job& job) {
       job,
       [this, job] {
         return OpenDigestWrite(*deps_.digest_tier, job->ticket,
-                               DigestNames(*job->digest_chain, job->ticket.ticket.id, job->names),
-                               *deps_.digests, *job->selection);
+                               job->names.Under(*job->digest_chain), *deps_.digests,
+                               *job->selection);
       },
       [this, job](std::shared_ptr<DigestWrite> write) { PushDigests(job, std::move(write)); });
 }

@@ -74,10 +74,12 @@ struct PrefillJob {
 
   void Enter(PrefillPhase next);
   [[nodiscard]] TierBlock Name(int index) const { return NameOf(names, index); }
-  [[nodiscard]] SequenceBlocks ExactNames() const {
-    SequenceBlocks exact = names.Empty();
-    exact.Append(tokens);
-    return exact;
+  // Names the last so many tokens' blocks as of this provenance.
+  void NameApproximate(uint32_t count, Provenance provenance) {
+    const size_t exact = tokens.size() - count;
+    names = names.Empty();
+    names.Append(absl::MakeConstSpan(tokens).first(exact));
+    names.Append(absl::MakeConstSpan(tokens).subspan(exact), provenance);
   }
 
   const uint64_t id;

@@ -111,6 +111,7 @@ absl::Status PrefillService::Resume(const ResumeRequest& request) {
   }
   job->prompt_tokens = ticket.prompt_tokens;
   job->resume = true;
+  job->NameApproximate(request.approximate_tokens, request.provenance);
   return engine_.Submit(job);
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/log.h"
+#include "kvstore/wire/fidelity.h"
 
 namespace kvt {
 namespace {
@@ -209,7 +210,11 @@ absl::Status DecodeEngine::Accept(const std::shared_ptr<Admission>& admission) {
     seq->offload->digest_chain.emplace(deps_.digest_layout->Domain(admission->domain));
   }
   seq->tokens = std::move(request.tokens);
-  seq->names.Append(seq->tokens);
+  const size_t exact = seq->tokens.size() - request.approximate_tokens;
+  seq->names.Append(absl::MakeConstSpan(seq->tokens).first(exact));
+  seq->names.Append(absl::MakeConstSpan(seq->tokens).subspan(exact), request.provenance);
+  if (seq->offload != nullptr) seq->offload->sparse = request.approximate_tokens > 0;
+  seq->handed_over = seq->names.worst();
   seq->prompt_tokens = request.prompt_tokens;
   seq->sampling = request.sampling;
   seq->stop_tokens = std::move(request.stop_tokens);
@@ -338,7 +343,7 @@ void DecodeEngine::OnStepDone(const DecodeStepResult& result) {
     const Seq& seq = stepped[i];
     if (seq->phase != SequencePhase::kRunning) continue;  // it ended while the step ran
     seq->names.Append(absl::MakeConstSpan(&seq->tokens.back(), 1));
-    ++seq->figures.computed.exact;
+    CountOf(seq->names.worst(), seq->figures.computed) += 1;
     WriteBack(seq);
     TakeToken(seq, result.tokens[i]);
   }
@@ -445,7 +450,7 @@ void DecodeEngine::Report(const Sequence& seq, RequestPhase phase, const std::st
   update.phase = phase;
   update.error = error;
   update.computed = seq.figures.computed;
-  update.computed.exact += seq.prefill.computed_tokens;
+  CountOf(seq.handed_over, update.computed) += seq.prefill.computed_tokens;
   update.output_tokens = seq.output_tokens();
   deps_.reporter->Report(std::move(update));
 }

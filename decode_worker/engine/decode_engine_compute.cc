@@ -75,8 +75,8 @@ void DecodeEngine::OnChunkDone(const Seq& seq, int first, int end, uint64_t toke
   for (int b = first; b < end; ++b) {
     const auto i = static_cast<size_t>(b);
     seq->loaded[i] = true;
-    if (i < seq->names.blocks().size()) {
-      shared_.Publish(seq->names.blocks()[i].name.key, seq->slots.blocks()[i]);
+    if (const BlockKey* const key = seq->ShareableKey(i); key != nullptr) {
+      shared_.Publish(*key, seq->slots.blocks()[i]);
     }
   }
   // To the back: prompts take turns, so a long one does not hold up the others.

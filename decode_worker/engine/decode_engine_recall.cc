@@ -9,6 +9,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/log.h"
 #include "kernels/select/attention_stats.h"
+#include "kvstore/wire/fidelity.h"
 
 namespace kvt {
 
@@ -133,7 +134,7 @@ void DecodeEngine::OnOffloadedStepDone(const OffloadedStepResult& result) {
     o.sparse = o.sparse || !row.exact;
     seq->names.Append(absl::MakeConstSpan(&seq->tokens.back(), 1),
                       o.sparse ? Provenance::kSparse : Provenance::kExact);
-    ++(o.sparse ? seq->figures.computed.sparse : seq->figures.computed.exact);
+    CountOf(seq->names.worst(), seq->figures.computed) += 1;
     if (!seq->names.HasTail()) {
       o.digests_due.push_back(static_cast<int>(seq->names.blocks().size()) - 1);
       if (!seq->write_back_runs) RetryWriteBack(*seq);

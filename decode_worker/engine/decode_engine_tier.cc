@@ -56,9 +56,8 @@ void DecodeEngine::AppendSlots(const Seq& seq) {
   seq->loaded.resize(static_cast<size_t>(seq->blocks()), false);
   int shared = 0;
   for (int b = static_cast<int>(seq->slots.blocks().size()); b < seq->slots.blocks_max(); ++b) {
-    const bool full = b < static_cast<int>(seq->names.blocks().size());
-    const auto found =
-        full ? shared_.Find(seq->names.blocks()[static_cast<size_t>(b)].name.key) : std::nullopt;
+    const BlockKey* const key = seq->ShareableKey(static_cast<size_t>(b));
+    const auto found = key != nullptr ? shared_.Find(*key) : std::nullopt;
     if (found.has_value()) {
       seq->slots.AppendShared(*found);
       seq->loaded[static_cast<size_t>(b)] = true;
@@ -125,8 +124,8 @@ void DecodeEngine::OnPulled(const Seq& seq, const TransferResult& result) {
     }
     seq->loaded[b] = true;
     ++seq->figures.blocks_pulled;
-    if (b < seq->names.blocks().size()) {
-      shared_.Publish(seq->names.blocks()[b].name.key, seq->slots.blocks()[b]);
+    if (const BlockKey* const key = seq->ShareableKey(b); key != nullptr) {
+      shared_.Publish(*key, seq->slots.blocks()[b]);
     }
   }
   if (lost > 0) return Resume(seq, lost);
@@ -161,6 +160,11 @@ void DecodeEngine::SendResume(const Seq& seq, int blocks_lost) {
   request.prompt_tokens = seq->prompt_tokens;
   request.sampling = seq->sampling;
   request.stop_tokens = seq->stop_tokens;
+  // An offloaded sequence begins again, with what prefill computes exactly.
+  if (seq->offload == nullptr) {
+    request.approximate_tokens = seq->names.approximate_tokens();
+    request.provenance = seq->names.worst();
+  }
   Control<absl::Status>(
       seq,
       [this, ticket = seq->ticket.signed_ticket, request, blocks_lost] {
@@ -194,8 +198,8 @@ void DecodeEngine::WriteBack(const Seq& seq) {
   const absl::Span<const TierBlock> all = seq->names.blocks();
   const std::vector<TierBlock> names(all.begin() + first, all.begin() + complete);
   for (int b = first; b < complete && seq->offload == nullptr; ++b) {
-    shared_.Publish(all[static_cast<size_t>(b)].name.key,
-                    seq->slots.blocks()[static_cast<size_t>(b)]);
+    const BlockKey* const key = seq->ShareableKey(static_cast<size_t>(b));
+    if (key != nullptr) shared_.Publish(*key, seq->slots.blocks()[static_cast<size_t>(b)]);
   }
   Control<absl::StatusOr<ReserveResult>>(
       seq,

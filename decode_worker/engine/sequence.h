@@ -44,6 +44,13 @@ struct Sequence {
   [[nodiscard]] int blocks() const {
     return static_cast<int>(names.blocks().size()) + (names.HasTail() ? 1 : 0);
   }
+  // By which other sequences of this worker find the block's slots: none of the tail, nor of what is
+  // approximate, which is its request's alone.
+  [[nodiscard]] const BlockKey* ShareableKey(size_t block) const {
+    if (block >= names.blocks().size()) return nullptr;
+    const BlockName& name = names.blocks()[block].name;
+    return name.provenance == Provenance::kExact ? &name.key : nullptr;
+  }
   // Of the token after the last one.
   [[nodiscard]] SampleParams NextSample() const;
   [[nodiscard]] uint64_t output_tokens() const { return tokens.size() - prompt_tokens; }
@@ -71,6 +78,7 @@ struct Sequence {
   // Tier.
   const KeyChain chain;
   SequenceBlocks names;
+  Provenance handed_over = Provenance::kExact;  // of what prefill computed
   std::vector<PlacedBlock> places;  // as of the last lookup
   std::vector<std::byte*> base_addresses;      // [block * layers + layer]
   std::vector<std::byte*> residual_addresses;

@@ -36,11 +36,7 @@ std::vector<PlacedBlock> OpenSequence(TierClient& tier, const Sequence& sequence
 
 std::vector<PlacedBlock> FindDigests(TierClient& tier, const KeyChain& chain,
                                      const Sequence& sequence) {
-  SequenceBlocks names(chain, sequence.ticket.ticket.id);
-  // As the planes: a block's digest is of the same provenance.
-  for (const TierBlock& block : sequence.names.blocks()) {
-    names.Append(block.name.tokens, block.name.provenance);
-  }
+  const SequenceBlocks names = sequence.names.Under(chain);
   const MiddleBlocks middle = MiddleOf(static_cast<int>(sequence.names.tokens()));
   if (middle.count() == 0) return {};
   std::vector<PlacedBlock> places(static_cast<size_t>(middle.end));

@@ -21,6 +21,18 @@ void SequenceBlocks::Append(absl::Span<const int32_t> tokens, Provenance provena
   }
 }
 
+SequenceBlocks SequenceBlocks::Under(const KeyChain& chain) const {
+  SequenceBlocks names(chain, ticket_);
+  for (const TierBlock& block : blocks_) names.Append(block.name.tokens, block.name.provenance);
+  return names;
+}
+
+uint32_t SequenceBlocks::approximate_tokens() const {
+  const int exact = exact_blocks();
+  if (exact == static_cast<int>(blocks_.size()) && pending_ == Provenance::kExact) return 0;
+  return static_cast<uint32_t>(tokens_.size()) - static_cast<uint32_t>(exact) * kBlockTokens;
+}
+
 int SequenceBlocks::exact_blocks() const {
   const auto first = std::find_if(blocks_.begin(), blocks_.end(), [](const TierBlock& block) {
     return block.name.provenance != Provenance::kExact;

@@ -27,6 +27,9 @@ class SequenceBlocks {
   // Without tokens, of the same chain and ticket.
   [[nodiscard]] SequenceBlocks Empty() const { return SequenceBlocks(chain_, ticket_); }
 
+  // The full blocks of the same tokens and provenance, named by another chain.
+  [[nodiscard]] SequenceBlocks Under(const KeyChain& chain) const;
+
   // Adds tokens behind those already there. Blocks completed by them get names; `provenance` is
   // inherited: a block's is the worst of its own and its parent's. Names of blocks that are not kExact
   // hold no ticket: the store keeps them for theirs while it lives and publishes them then (DESIGN 3).
@@ -40,6 +43,8 @@ class SequenceBlocks {
   [[nodiscard]] Provenance worst() const {
     return blocks_.empty() ? pending_ : std::max(pending_, blocks_.back().name.provenance);
   }
+  // Tokens of the first block that is not exact, and of all behind it.
+  [[nodiscard]] uint32_t approximate_tokens() const;
   // Leading ones that are exact.
   [[nodiscard]] int exact_blocks() const;
   // Blocks whose reuse still leaves a token to compute logits from: floor((tokens - 1) / 16).

@@ -196,6 +196,11 @@ bool BlockIndex::Matches(const Block& block, const BlockName& name, const Holder
 
 uint32_t BlockIndex::FindSealed(const BlockName& name, const Holder& holder,
                                 const TicketEntry& ticket) {
+  if (const auto own = ticket.aside.find(name.key); own != ticket.aside.end()) {
+    const uint32_t number = BlockNumberOf(own->second);
+    const Block* const block = table_.Find(number, GenerationOfHandle(own->second));
+    if (block != nullptr && Matches(*block, name, holder, ticket)) return number;
+  }
   const auto it = sealed_.find(name.key);
   if (it == sealed_.end()) return kNoBlock;
   const Block& block = table_.At(it->second);

@@ -55,7 +55,10 @@ void BlockIndex::Unindex(uint32_t number) {
 void BlockIndex::Condemn(uint64_t block_handle) {
   const uint32_t number = BlockNumberOf(block_handle);
   const Block* const block = table_.Find(number, GenerationOfHandle(block_handle));
-  if (block == nullptr || !block->indexed) return;
+  if (block == nullptr) return;
+  TicketEntry* const ticket = tickets_.Find(block->ticket);
+  if (ticket != nullptr && block->unpublished && !block->indexed) ticket->aside.erase(block->key);
+  if (!block->indexed) return;
   Unindex(number);
   Settle(number);
 }
@@ -216,8 +219,7 @@ void BlockIndex::SealBlock(uint32_t number) {
     return;
   }
   // What else bears the key is less: BASE alone, or not this content. It stays for those who pin
-  // it. But another living ticket's approximate block keeps its place: then this one is found by
-  // nobody and goes with its last pin.
+  // it. But another living ticket's approximate block keeps its place.
   bool found = !block.purged;
   if (const auto it = sealed_.find(block.key); it != sealed_.end() && found) {
     const uint32_t less = it->second;
@@ -225,6 +227,8 @@ void BlockIndex::SealBlock(uint32_t number) {
     if (found) {
       Unindex(less);
       Settle(less);
+    } else {
+      ticket->aside[block.key] = table_.HandleOf(number);
     }
   }
   arrivals_.End(block.arrivals);

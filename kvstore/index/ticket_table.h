@@ -40,6 +40,9 @@ struct TicketEntry {
   // Handles of sealed blocks that only this ticket may read: tails, which go with it, and approximate
   // blocks, which are published then.
   std::vector<uint64_t> privates;
+  // Handles of its approximate blocks whose key a block of another living ticket bears: this one
+  // alone finds them, and they go with their last pin.
+  absl::flat_hash_map<BlockKey, uint64_t> aside;
 
   // Whether `room` is, or from now on may be, of the holder's geometry.
   bool ClaimRoom(const Holder& holder) {

@@ -1,9 +1,13 @@
-// Names of fidelities and classes, as users and configurations write them. Pure.
+// Names of fidelities and classes, as users and configurations write them, and counts by provenance.
+// Pure.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "absl/strings/string_view.h"
+#include "kvstore/index/block_key.h"
+#include "kvstore/wire/coordinator_api.h"
 #include "kvstore/wire/ticket.h"
 
 namespace kvt {
@@ -23,6 +27,16 @@ namespace kvt {
     if (name == FidelityName(fidelity)) return fidelity;
   }
   return std::nullopt;
+}
+
+// The count of tokens of that provenance.
+[[nodiscard]] inline uint64_t& CountOf(Provenance provenance, TokenCounts& counts) {
+  switch (provenance) {
+    case Provenance::kExact: return counts.exact;
+    case Provenance::kBase: return counts.base;
+    case Provenance::kSparse: break;
+  }
+  return counts.sparse;
 }
 
 // "resident", "offloaded".

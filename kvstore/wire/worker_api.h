@@ -76,6 +76,9 @@ struct ResumeRequest {
   uint32_t prompt_tokens = 0;  // the first so many are the prompt
   SamplingParams sampling;
   std::vector<int32_t> stop_tokens;
+  // As in HandOverRequest: how the sequence's blocks are named here, and are to be named again.
+  uint32_t approximate_tokens = 0;
+  Provenance provenance = Provenance::kExact;
 };
 
 struct HandOverRequest {

@@ -113,6 +113,22 @@ DecodeFigures FromWire(const kvtide::DecodeFigures& from) {
   return to;
 }
 
+// Of a hand-over or a resume.
+template <typename Wire, typename Request>
+absl::Status ReadProvenance(const Wire& from, absl::string_view message, Request* to) {
+  KVT_ASSIGN_OR_RETURN(to->provenance, ToEnum(from.provenance(), Provenance::kSparse,
+                                              absl::StrCat(message, ".provenance")));
+  const auto tokens = static_cast<uint32_t>(from.tokens_size());
+  to->approximate_tokens = from.approximate_tokens();
+  if (to->approximate_tokens == 0) return absl::OkStatus();
+  if (to->approximate_tokens > tokens || (tokens - to->approximate_tokens) % kBlockTokens != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(message, ".approximate_tokens: ", to->approximate_tokens, " of ", tokens,
+                     " tokens do not begin with a block"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadSelections(const kvtide::HandOverRequest& from,
                             std::vector<std::vector<int32_t>>* to) {
   if (from.selections_size() > kSelectionLayersMax) {
@@ -181,10 +197,13 @@ void ToWire(const ResumeRequest& from, kvtide::ResumeRequest* to) {
   to->set_prompt_tokens(from.prompt_tokens);
   ToWire(from.sampling, to->mutable_sampling());
   CopyTokens(from.stop_tokens, to->mutable_stop_tokens());
+  to->set_approximate_tokens(from.approximate_tokens);
+  to->set_provenance(static_cast<uint32_t>(from.provenance));
 }
 
-ResumeRequest FromWire(const kvtide::ResumeRequest& from) {
+absl::StatusOr<ResumeRequest> FromWire(const kvtide::ResumeRequest& from) {
   ResumeRequest to;
+  KVT_RETURN_IF_ERROR(ReadProvenance(from, "resume", &to));
   to.ticket = FromWire(from.ticket());
   to.tokens = ToVector<int32_t>(from.tokens());
   to.prompt_tokens = from.prompt_tokens();
@@ -218,14 +237,7 @@ absl::StatusOr<HandOverRequest> FromWire(const kvtide::HandOverRequest& from) {
                      kCalibrationIdBytesMax));
   }
   to.calibration_id = from.calibration_id();
-  to.approximate_tokens = from.approximate_tokens();
-  KVT_ASSIGN_OR_RETURN(
-      to.provenance, ToEnum(from.provenance(), Provenance::kSparse, "hand_over.provenance"));
-  if (from.approximate_tokens() > static_cast<uint32_t>(from.tokens_size())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("hand_over.approximate_tokens: ", from.approximate_tokens(), " of ",
-                     from.tokens_size(), " tokens"));
-  }
+  KVT_RETURN_IF_ERROR(ReadProvenance(from, "hand_over", &to));
   to.ticket = FromWire(from.ticket());
   to.tokens = ToVector<int32_t>(from.tokens());
   to.prompt_tokens = from.prompt_tokens();

@@ -19,7 +19,7 @@ void ToWire(const AttachRequest& from, kvtide::AttachRequest* to);
 
 SubmitRequest FromWire(const kvtide::SubmitRequest& from);
 absl::StatusOr<PrefillEvent> FromWire(const kvtide::PrefillEvent& from);
-ResumeRequest FromWire(const kvtide::ResumeRequest& from);
+absl::StatusOr<ResumeRequest> FromWire(const kvtide::ResumeRequest& from);
 absl::StatusOr<HandOverRequest> FromWire(const kvtide::HandOverRequest& from);
 absl::StatusOr<TokenEvent> FromWire(const kvtide::TokenEvent& from);
 AttachRequest FromWire(const kvtide::AttachRequest& from);

@@ -114,7 +114,8 @@ class PrefillService final : public kvtide::PrefillRpc::Service {
   }
   grpc::Status Resume(grpc::ServerContext* context, const kvtide::ResumeRequest* request,
                       kvtide::Empty*) override {
-    return ToGrpc(api_.Resume(FromWire(*request)), context);
+    const absl::StatusOr<ResumeRequest> resume = FromWire(*request);
+    return ToGrpc(resume.ok() ? api_.Resume(*resume) : resume.status(), context);
   }
   grpc::Status Cancel(grpc::ServerContext* context, const kvtide::CancelRequest* request,
                       kvtide::Empty*) override {

@@ -228,8 +228,7 @@ TEST_P(DigestWriteTest, DigestsWritten_AreReadBackByAnotherWorkerAndShared) {
   const auto selections = Prefill(calibration, {tokens});
   const auto prefill = DigestWorker("prefill", layout);
   const HeldTicket ticket = NewTicket(View());
-  const SequenceBlocks names = DigestNames(Chain(layout), ticket.ticket.id,
-                                           PlaneNames(tokens, ticket.ticket.id));
+  const SequenceBlocks names = PlaneNames(tokens, ticket.ticket.id).Under(Chain(layout));
   const auto write = OpenDigestWrite(prefill->tier(), ticket, names, layout, *selections[0]);
   EXPECT_EQ(write->refused, 0);
   EXPECT_EQ(write->list.size(), 62u);
@@ -238,8 +237,7 @@ TEST_P(DigestWriteTest, DigestsWritten_AreReadBackByAnotherWorkerAndShared) {
   // Another worker, another request: found under its own names, nothing to write.
   const auto decode = DigestWorker("decode", layout);
   const HeldTicket other = NewTicket(View());
-  const SequenceBlocks again = DigestNames(Chain(layout), other.ticket.id,
-                                           PlaneNames(tokens, other.ticket.id));
+  const SequenceBlocks again = PlaneNames(tokens, other.ticket.id).Under(Chain(layout));
   const auto nothing = OpenDigestWrite(decode->tier(), other, again, layout, *selections[0]);
   EXPECT_EQ(nothing->present, 62);
   EXPECT_TRUE(nothing->list.empty());
@@ -264,8 +262,7 @@ TEST_P(DigestWriteTest, DigestsWritten_AreReadBackByAnotherWorkerAndShared) {
   // Another calibration finds nothing under its names.
   const DigestLayout stale = Layout(MakeCalibration({{0}, {0, 1}}));
   EXPECT_EQ(stale.geometry(), layout.geometry());
-  const SequenceBlocks others = DigestNames(Chain(stale), other.ticket.id,
-                                            PlaneNames(tokens, other.ticket.id));
+  const SequenceBlocks others = PlaneNames(tokens, other.ticket.id).Under(Chain(stale));
   EXPECT_EQ(decode->tier().Lookup(other, others.blocks()).base_blocks, 0);
   prefill->tier().Release(ticket.ref());
   decode->tier().Release(other.ref());
@@ -282,8 +279,7 @@ TEST_P(DigestWriteTest, StoresWithoutRoomOrGone_RefuseAndNothingIsHeld) {
   const auto selections = Prefill(calibration, {tokens});
   const auto worker = DigestWorker("prefill", layout);
   const HeldTicket ticket = NewTicket(View());
-  const SequenceBlocks names = DigestNames(Chain(layout), ticket.ticket.id,
-                                           PlaneNames(tokens, ticket.ticket.id));
+  const SequenceBlocks names = PlaneNames(tokens, ticket.ticket.id).Under(Chain(layout));
   // Two sequences of other requests fill it.
   for (int32_t first : {1, 2}) {
     const HeldTicket other = NewTicket(View());

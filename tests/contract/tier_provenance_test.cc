@@ -111,6 +111,13 @@ TEST_P(TierProvenanceTest, SparseBlocks_WhileTheirRequestLives_AreItsAlone) {
   TestSlots read(TestGeometry(), kAll);
   ASSERT_EQ(reader_->PullAll(first.ref(), firsts.blocks, read).blocks_ok, kAll);
   for (int b = 0; b < kAll; ++b) EXPECT_TRUE(read.SameBlock(written, b, b)) << b;
+  const LookupResult seconds = reader_->tier().Lookup(second, names.blocks());
+  ASSERT_EQ(seconds.exact_blocks, kAll);
+  ASSERT_EQ(reader_->PullAll(second.ref(), seconds.blocks, read).blocks_ok, kAll);
+  for (int b = 0; b < kAll; ++b) {
+    EXPECT_TRUE(b < kExact ? read.SameBlock(written, b, b) : read.SameBlock(others, b, b - kExact))
+        << b;
+  }
   // The first ends, and its blocks are the ones that are published.
   writer_->tier().Release(first.ref());
   reader_->tier().Release(first.ref());

@@ -113,8 +113,11 @@ TEST_F(WorkerRpc, Submit_CarriesEveryFieldAndEveryEventInOrder) {
 
 TEST_F(WorkerRpc, ResumeAndHandOver_CarryEveryField) {
   const ResumeRequest resume{.ticket = FullTicket('r'), .tokens = {4, 5, 6}, .prompt_tokens = 2,
-                             .sampling = kSampling, .stop_tokens = {9}};
+                             .sampling = kSampling, .stop_tokens = {9},
+                             .approximate_tokens = 3, .provenance = Provenance::kBase};
   EXPECT_TRUE(prefill_->Resume(resume).ok());
+  EXPECT_EQ(prefill_api_.resume_request.approximate_tokens, 3u);
+  EXPECT_EQ(prefill_api_.resume_request.provenance, Provenance::kBase);
   ExpectSame(prefill_api_.resume_request.ticket, resume.ticket);
   EXPECT_EQ(prefill_api_.resume_request.tokens, resume.tokens);
   EXPECT_EQ(prefill_api_.resume_request.prompt_tokens, 2u);
@@ -167,7 +170,7 @@ TEST_F(WorkerRpc, HandOver_WithASelectionOutOfBounds_IsRefusedNamingTheField) {
   EXPECT_THAT(refusal(request), ::testing::HasSubstr("hand_over.calibration_id: 65 bytes"));
   request.calibration_id.clear();
   request.approximate_tokens = 1;
-  EXPECT_THAT(refusal(request), ::testing::HasSubstr("approximate_tokens: 1 of 0 tokens"));
+  EXPECT_THAT(refusal(request), ::testing::HasSubstr("hand_over.approximate_tokens: 1 of 0 tokens"));
   request.approximate_tokens = 0;
   request.provenance = static_cast<Provenance>(3);
   EXPECT_THAT(refusal(request), ::testing::HasSubstr("hand_over.provenance: unknown value 3"));

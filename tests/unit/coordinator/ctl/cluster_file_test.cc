@@ -53,6 +53,17 @@ std::string Value(const DaemonPlan& daemon, const std::string& table, const std:
   return value;
 }
 
+TEST(ClusterFile, CalibrationAndTenants_AreRead_ThePassedOnOnesUnread) {
+  const auto plan = Read(
+      "[cluster]\nmodel_folder = \"m\"\ncalibration = \"m.cal\"\n[coordinator]\n"
+      "[[coordinator.tenants]]\nname = \"a\"\nfidelity = \"sparse\"\n"
+      "[[store]]\n[[prefill]]\n[[decode]]\n");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->calibration, "m.cal");
+  const std::string tenants = Value(plan->coordinator, "coordinator", "tenants");
+  EXPECT_NE(tenants.find("sparse"), std::string::npos) << tenants;
+}
+
 TEST(ClusterFile, UsualFile_MakesEachDaemonsTables) {
   const auto plan = Read(kUsual);
   ASSERT_TRUE(plan.ok()) << plan.status();

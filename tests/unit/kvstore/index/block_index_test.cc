@@ -285,11 +285,19 @@ TEST_F(IndexTest, ApproximateBlock_IsItsTicketsUntilItEnds_ThenOfThoseThatPermit
   Store(1, SparseClaim(1), names);
   EXPECT_EQ(Hits(2, SparseClaim(1), names), 2) << "another worker of the same request";
   EXPECT_EQ(Hits(2, SparseClaim(2), names), 0) << "its writer lives";
-  // The other computes the same tokens: blocks of its own, which nobody finds beside the first.
+  // The other computes the same tokens: blocks of its own, which it alone finds.
   Store(2, SparseClaim(2), names);
-  EXPECT_EQ(Hits(2, SparseClaim(2), names), 0);
+  EXPECT_EQ(Hits(2, SparseClaim(2), names), 2);
   EXPECT_EQ(Hits(1, SparseClaim(1), names), 2);
+  EXPECT_EQ(Hits(1, SparseClaim(6), names), 0);
   EXPECT_EQ(index_->Stats().blocks, 4u);
+  const auto firsts = Lookup(1, SparseClaim(1), names);
+  const auto seconds = Lookup(2, SparseClaim(2), names);
+  ASSERT_TRUE(firsts.ok() && seconds.ok());
+  for (size_t i = 0; i < names.size(); ++i) EXPECT_NE((*firsts)[i].handle, (*seconds)[i].handle);
+  // A corrupt one is found no more, by its ticket either.
+  index_->Condemn((*seconds)[1].handle);
+  EXPECT_EQ(Hits(2, SparseClaim(2), names), 1);
   EXPECT_EQ(index_->Stats().mismatched_blocks, 0u);
   index_->CheckInvariants();
   Release(1, 1);
@@ -307,6 +315,7 @@ TEST_F(IndexTest, ApproximateBlock_IsItsTicketsUntilItEnds_ThenOfThoseThatPermit
   Release(2, 2);
   Release(1, 3);
   Release(1, 4);
+  Release(1, 6);
   ExpectIdle();
   EXPECT_EQ(index_->Stats().blocks, 2u) << "the second writer's went with it";
 }
