@@ -241,6 +241,7 @@ class BlockIndex {
   NameInterner domains_;
   absl::flat_hash_map<BlockKey, uint32_t> sealed_;  // key -> block number
   std::vector<NodeName> lapsed_;
+  absl::Time floors_again_ = absl::InfinitePast();  // see EvictionRules::floors
   DiskMoves disk_;
   IndexStats counters_;  // the running figures of it: pins, in flight, room, since boot
 };

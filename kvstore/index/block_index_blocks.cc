@@ -110,7 +110,10 @@ void BlockIndex::GiveUp(uint64_t record_handle) {
 bool BlockIndex::TryMakeRoom(absl::Time now, const RoomNeed& need, AgedAsk* ask) {
   EvictionRules rules = Rules(now);
   rules.spare_unspilled = ask != nullptr && ask->spare_unspilled;
+  // A search for whole slabs that found none is not worth repeating for each reservation.
+  rules.floors = now >= floors_again_;
   const auto plan = PlanEviction(table_, order_, allocator_, need, rules);
+  if (rules.floors && (!plan.has_value() || plan->floor_missed)) floors_again_ = now + kFloorPause;
   if (!plan.has_value() && rules.spare_unspilled) {
     rules.spare_unspilled = false;
     const uint64_t bytes = need.records * allocator_.RecordBytes(need.cls);

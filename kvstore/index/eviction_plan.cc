@@ -38,10 +38,11 @@ class Planner {
   std::optional<EvictionSet> Plan() {
     if (need_.records > allocator_.CapacityOf(need_.cls)) return std::nullopt;
     if (RecordsEnough() && NumbersEnough()) return EvictionSet();
+    if (!RecordsEnough() && rules_.floors) UpToFloor();
     if (!RecordsEnough()) FromOrder(/*all=*/false);
     if (!RecordsEnough() && !rules_.spare_unspilled) FromOrder(/*all=*/true);
     if (!RecordsEnough()) FromPinned();
-    if (!RecordsEnough() && !FromOtherSlabs()) return std::nullopt;
+    if (!RecordsEnough() && !FromOtherSlabs(SlabsNeeded(), 0)) return std::nullopt;
     if (!NumbersEnough()) WholeBlocks();
     if (!NumbersEnough()) return std::nullopt;
     return std::move(set_);
@@ -127,31 +128,53 @@ class Planner {
       }
     }
   }
-  bool FromOtherSlabs() {
+  [[nodiscard]] uint64_t SlabsNeeded() const {
+    return CeilDiv(need_.records - records_, allocator_.RecordsPerSlab(need_.cls));
+  }
+  void UpToFloor() {
+    const uint64_t floor = std::max<uint64_t>(1, allocator_.slabs() / kClassFloorPart);
+    const uint64_t has = allocator_.SlabsOf(need_.cls);
+    if (has >= floor) return;
+    set_.floor_missed = !FromOtherSlabs(std::min(SlabsNeeded(), floor - has), floor);
+  }
+  // Empties so many slabs of classes that keep more than `floor` of them. False: there are not so
+  // many; then it empties those there are, or with no floor none.
+  bool FromOtherSlabs(uint64_t slabs, uint64_t floor) {
     struct SlabUse {
       uint32_t evictable = 0;
+      uint32_t cls = 0;
       uint64_t warmth = 0;
     };
-    const uint64_t slabs = CeilDiv(need_.records - records_, allocator_.RecordsPerSlab(need_.cls));
     absl::flat_hash_map<uint32_t, SlabUse> uses;
-    ForEachOther([&](uint32_t slab, uint32_t, Plane, uint64_t position) {
+    ForEachOther([&](uint32_t slab, uint32_t number, Plane, uint64_t position) {
       SlabUse& use = uses[slab];
       ++use.evictable;
+      use.cls = table_.At(number).cls;
       use.warmth = position;
     });
     std::vector<std::pair<uint64_t, uint32_t>> emptied;  // warmth, slab
     for (const auto& [slab, use] : uses) {
       if (use.evictable == allocator_.RecordsInSlab(slab)) emptied.emplace_back(use.warmth, slab);
     }
-    if (emptied.size() < slabs) return false;
     std::sort(emptied.begin(), emptied.end());
+    absl::flat_hash_map<uint32_t, uint64_t> given = given_;
     absl::flat_hash_set<uint32_t> taken;
-    for (uint64_t i = 0; i < slabs; ++i) taken.insert(emptied[i].second);
+    for (const auto& [warmth, slab] : emptied) {
+      if (taken.size() == slabs) break;
+      const uint32_t cls = uses[slab].cls;
+      if (taken_slabs_.contains(slab) || allocator_.SlabsOf(cls) - given[cls] <= floor) continue;
+      ++given[cls];
+      taken.insert(slab);
+    }
+    const bool enough = taken.size() == slabs;
+    if (!enough && (floor == 0 || taken.empty())) return false;
     ForEachOther([&](uint32_t slab, uint32_t number, Plane plane, uint64_t) {
       if (taken.contains(slab)) Take(number, plane);
     });
-    records_ += slabs * allocator_.RecordsPerSlab(need_.cls);
-    return true;
+    given_ = std::move(given);
+    taken_slabs_.insert(taken.begin(), taken.end());
+    records_ += taken.size() * allocator_.RecordsPerSlab(need_.cls);
+    return enough;
   }
 
   // For block numbers: what is on disk alone, then what is in memory too, least recently used
@@ -181,6 +204,8 @@ class Planner {
   uint64_t numbers_;
   EvictionSet set_;
   absl::flat_hash_set<uint64_t> chosen_;  // record handles
+  absl::flat_hash_set<uint32_t> taken_slabs_;        // of other classes
+  absl::flat_hash_map<uint32_t, uint64_t> given_;  // those by class
   absl::flat_hash_set<uint32_t> dying_;   // block numbers
 };
 

@@ -29,6 +29,7 @@ struct EvictionRules {
   bool disk = false;
   bool spill_one_time = false;
   bool spare_unspilled = false;  // what deserves to be on disk and is not there does not go
+  bool floors = true;  // classes below their floor first take slabs of others: looks at all records
   absl::Time now;
 };
 
@@ -44,6 +45,7 @@ struct EvictionSet {
   // lost, and with a BASE its block.
   std::vector<uint64_t> records;
   std::vector<uint32_t> blocks;  // to be evicted whole, from both media
+  bool floor_missed = false;     // there were not the slabs that its floor grants
 };
 
 // What to give up; empty when there is room now. In this order, coldest first:
@@ -53,6 +55,7 @@ struct EvictionSet {
 //   what
 //      was promoted lately;
 //   4. whole slabs of other classes, those first whose warmest record is coldest.
+// 4 comes first for a class below its floor (kClassFloorPart), up to that and of classes above it.
 // Within 1 and 2: blocks used once before others, RESIDUAL before BASE (see planes_apart).
 // Nothing when there is no such set: then the caller refuses, and evicts nothing.
 [[nodiscard]] std::optional<EvictionSet> PlanEviction(const BlockTable& table,

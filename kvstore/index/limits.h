@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/time/time.h"
 #include "kernels/base/limits.h"
 
 namespace kvt {
@@ -23,6 +24,13 @@ inline constexpr size_t kFencedTicketsMax = static_cast<size_t>(kStoreTicketsMax
 // Sealed blocks that were hit by a second ticket are kept over those that were not, up to this
 // share of what can be evicted.
 inline constexpr uint64_t kProtectedPercent = 80;
+
+// A model whose records fill fewer slabs than this share of the arena (one at least) takes slabs of
+// models that have more, before its own cold blocks go: who comes late to a full arena does not stay
+// at a slab.
+inline constexpr uint64_t kClassFloorPart = 16;
+// How long such slabs are not looked for again when there were none.
+inline constexpr absl::Duration kFloorPause = absl::Seconds(1);
 
 // Records that a search for something to give up passes over, per list.
 inline constexpr uint64_t kEvictionSkipsMax = 4096;

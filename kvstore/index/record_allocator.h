@@ -49,6 +49,9 @@ class RecordAllocator {
   [[nodiscard]] uint32_t RecordsPerSlab(ClassId cls) const {
     return classes_[cls].records_per_slab;
   }
+  // Slabs that hold records of the class; of the arena.
+  [[nodiscard]] uint64_t SlabsOf(ClassId cls) const { return classes_[cls].slabs; }
+  [[nodiscard]] uint64_t slabs() const { return slabs_.size(); }
   [[nodiscard]] uint32_t SlabOf(uint64_t offset) const {
     return static_cast<uint32_t>(offset / slab_bytes_);
   }

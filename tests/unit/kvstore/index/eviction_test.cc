@@ -153,6 +153,51 @@ TEST_F(IndexTest, SlabsOfAnotherModel_AreTakenWhenTheyCanBeEmptied) {
   index_->CheckInvariants();
 }
 
+TEST_F(IndexTest, ModelThatComesLateToAFullArena_GetsItsFloorAndNoMoreOfTheOthers) {
+  MakeIndex(64);  // a floor of four slabs
+  Open(1);
+  SessionSpec wide = Spec(2, "wide");
+  wide.geometry.layers = 4;  // records twice as large: two blocks a slab
+  ASSERT_TRUE(index_->OpenSession(now_, wide).ok());
+  for (uint64_t ticket = 1; ticket <= 64; ++ticket) {
+    Store(1, Claim(ticket), Names(4, ticket));
+    Release(1, ticket);
+  }
+  // One sequence after the other, each cold when the next one comes.
+  const auto come_and_go = [&](uint64_t ticket) {
+    std::vector<ReservedBlock> reserved;
+    ASSERT_TRUE(index_->Reserve(now_, SessionId(2), Claim(ticket), Names(2, 500 + ticket), 0,
+                                &reserved)
+                    .ok());
+    for (const ReservedBlock& block : reserved) {
+      for (const Plane plane : {Plane::kBase, Plane::kResidual}) {
+        RecordRange range;
+        range.ticket = TicketId(ticket);
+        range.epoch = TicketEpoch(1);
+        range.record_handle = PlaneRecordHandle(block.handle, plane);
+        range.length = wide.geometry.RecordBytes();
+        uint64_t offset = 0;
+        ASSERT_EQ(index_->BeginWrite(SessionId(2), range, &offset), Access::kOk);
+        ASSERT_TRUE(index_->EndWrite(range, true));
+      }
+    }
+    Release(2, ticket);
+  };
+  for (uint64_t ticket = 101; ticket <= 120; ++ticket) come_and_go(ticket);
+  const auto found = [&](uint64_t session, uint64_t ticket, int count, int seed) {
+    return Hits(session, Claim(ticket), Names(count, seed));
+  };
+  int late = 0;
+  for (uint64_t ticket = 101; ticket <= 120; ++ticket) {
+    late += found(2, 900, 2, static_cast<int>(500 + ticket));
+  }
+  EXPECT_EQ(late, 4 * 2) << "the last of each of its four slabs";
+  int first = 0;
+  for (int seed = 1; seed <= 64; ++seed) first += found(1, 901, 4, seed);
+  EXPECT_EQ(first, 60 * 4) << "four slabs of the other went, the coldest";
+  index_->CheckInvariants();
+}
+
 TEST_F(IndexTest, HundredThousandCancelledRequests_LeaveNothing) {  // F4
   MakeIndex(64);
   Open(1);
