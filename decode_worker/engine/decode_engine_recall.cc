@@ -142,6 +142,7 @@ void DecodeEngine::OnOffloadedStepDone(const OffloadedStepResult& result) {
     WriteBack(seq);
     WriteDigests(seq);
     LetGoStored(*seq);
+    o.slots->EndStep();
     TakeToken(seq, row.token);
   }
 }

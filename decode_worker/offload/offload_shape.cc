@@ -52,6 +52,8 @@ OffloadedShape ShapeFor(const Calibration& calibration, const OffloadBudget& bud
   const int middle = MiddleOf(blocks_max * kBlockTokens - 1).count();
   const int selected =
       std::clamp((budget.tokens - kSinkTokens - kRecentTokens) / kBlockTokens, 0, middle);
+  shape.selected_max = selected;
+  shape.middle_max = middle;
   std::vector<const CalibrationLayer*> selecting;
   for (const CalibrationLayer& layer : calibration.layers) {
     shape.dense.push_back(layer.heads.empty());

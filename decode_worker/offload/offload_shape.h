@@ -22,6 +22,8 @@ inline constexpr int kOffloadedLagBlocks = 4;
 struct OffloadedShape {
   std::vector<bool> dense;     // by layer
   std::vector<int> hot_slots;  // by layer, pairs; 0 where dense
+  int selected_max = 0;        // blocks that a step selects in a layer
+  int middle_max = 0;          // middle blocks when it ends
   int blocks_max = 0;          // of the sequence when it ends
   int whole_max = 0;           // blocks held in every layer: sinks, recent ones, those not stored yet
 

@@ -8,6 +8,12 @@
 #include "kernels/base/limits.h"
 
 namespace kvt {
+namespace {
+
+// Hot slots that change layers at once.
+int Probe(const OffloadedShape& shape) { return std::max(1, shape.selected_max / 8); }
+
+}  // namespace
 
 std::optional<OffloadedSlots> OffloadedSlots::TryCreate(SlotPool& pool, OffloadedShape shape) {
   if (!pool.TryReserve(shape.Slots())) return std::nullopt;
@@ -19,7 +25,7 @@ OffloadedSlots::OffloadedSlots(SlotPool& pool, OffloadedShape shape)
   for (size_t l = 0; l < layers_.size(); ++l) {
     Layer& layer = layers_[l];
     layer.dense = shape_.dense[l];
-    layer.hot = HotSet(shape_.hot_slots[l]);
+    layer.hot = HotSet(shape_.hot_slots[l], Probe(shape_));
     for (int i = 0; i < shape_.hot_slots[l]; ++i) layer.all_hot.push_back(pool_->AllocatePair());
     layer.free_hot.assign(layer.all_hot.rbegin(), layer.all_hot.rend());
   }
@@ -30,7 +36,8 @@ OffloadedSlots::OffloadedSlots(OffloadedSlots&& other) noexcept
       shape_(std::move(other.shape_)),
       layers_(std::move(other.layers_)),
       whole_(std::move(other.whole_)),
-      whole_count_(other.whole_count_) {}
+      whole_count_(other.whole_count_),
+      steps_(other.steps_) {}
 
 OffloadedSlots::~OffloadedSlots() { KVT_CHECK(pool_ == nullptr, "blocks=", whole_.size()); }
 
@@ -113,6 +120,41 @@ LayerSelection OffloadedSlots::Select(int index, absl::Span<const int32_t> block
     selection.fetches.push_back({block, pair});
   }
   return selection;
+}
+
+void OffloadedSlots::EndStep() {
+  if (++steps_ < kBalanceSteps) return;
+  steps_ = 0;
+  const int probe = Probe(shape_);
+  Layer* from = nullptr;
+  Layer* to = nullptr;
+  for (Layer& layer : layers_) {
+    if (layer.dense) continue;
+    const bool can_give = layer.hot.capacity() - probe >= shape_.selected_max;
+    const bool can_take = layer.hot.capacity() + probe <= shape_.middle_max;
+    if (can_give && (from == nullptr || layer.hot.Loss() < from->hot.Loss())) from = &layer;
+    if (can_take && (to == nullptr || layer.hot.Gain() > to->hot.Gain())) to = &layer;
+  }
+  if (from != nullptr && to != nullptr && from != to && to->hot.Gain() > from->hot.Loss() + 1) {
+    MoveHotSlots(*from, *to, probe);
+  }
+  for (Layer& layer : layers_) layer.hot.ResetProbe();
+}
+
+void OffloadedSlots::MoveHotSlots(Layer& from, Layer& to, int count) {
+  for (const int32_t block : from.hot.SetCapacity(from.hot.capacity() - count)) {
+    const auto it = from.hot_pairs.find(block);
+    from.free_hot.push_back(it->second);
+    from.hot_pairs.erase(it);
+  }
+  to.hot.SetCapacity(to.hot.capacity() + count);
+  for (int i = 0; i < count; ++i) {
+    const SlotPair pair = from.free_hot.back();
+    from.free_hot.pop_back();
+    from.all_hot.erase(std::find(from.all_hot.begin(), from.all_hot.end(), pair));
+    to.all_hot.push_back(pair);
+    to.free_hot.push_back(pair);
+  }
 }
 
 void OffloadedSlots::Forget(int index, int32_t block) {

@@ -39,6 +39,9 @@ struct LayerSelection {
   int left_out = 0;                // selected, but beyond the fetch cap
 };
 
+// Steps from one look at the division of hot slots to the next.
+inline constexpr int kBalanceSteps = 16;
+
 class OffloadedSlots {
  public:
   // nullopt, without a change, when the pool has no room.
@@ -60,6 +63,9 @@ class OffloadedSlots {
   // `fetches_max` are left out, the lowest scores first. What is fetched counts as there from now on.
   [[nodiscard]] LayerSelection Select(int layer, absl::Span<const int32_t> blocks,
                                       absl::Span<const float> scores, int fetches_max);
+  // A step has ended. Now and then a few hot slots go from the layer that would miss them least to the
+  // one that would gain most (HotSet's probe): their division follows the sequence.
+  void EndStep();
   // A fetch that failed.
   void Forget(int layer, int32_t block);
   // Slots of the row's table at `position`: sinks, `selected`, recent blocks (Transformer::AttendOver).
@@ -94,12 +100,14 @@ class OffloadedSlots {
   };
   OffloadedSlots(SlotPool& pool, OffloadedShape shape);
   [[nodiscard]] uint64_t Selecting() const;  // layers that are not dense
+  void MoveHotSlots(Layer& from, Layer& to, int count);
 
   SlotPool* pool_;  // null: released
   OffloadedShape shape_;
   std::vector<Layer> layers_;
   std::vector<bool> whole_;
   int whole_count_ = 0;
+  int steps_ = 0;  // since hot slots were divided anew
 };
 
 }  // namespace kvt

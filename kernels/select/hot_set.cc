@@ -19,6 +19,13 @@ HotSet::Change HotSet::Use(absl::Span<const int32_t> blocks) {
   const absl::flat_hash_set<int32_t> held(order_.begin(), order_.end());
   const absl::flat_hash_set<int32_t> wanted(blocks.begin(), blocks.end());
   KVT_CHECK(wanted.size() == blocks.size(), "a block is selected twice");
+  for (size_t i = static_cast<size_t>(std::max(0, capacity_ - probe_)); i < order_.size(); ++i) {
+    if (wanted.contains(order_[i])) ++loss_;
+  }
+  const auto back = std::remove_if(ghosts_.begin(), ghosts_.end(),
+                                   [&](int32_t block) { return wanted.contains(block); });
+  gain_ += static_cast<int>(ghosts_.end() - back);
+  ghosts_.erase(back, ghosts_.end());
   Change change;
   std::vector<int32_t> order;
   order.reserve(order_.size() + blocks.size());
@@ -48,6 +55,8 @@ std::vector<int32_t> HotSet::SetCapacity(int capacity) {
   if (size() <= capacity) return {};
   std::vector<int32_t> evicted(order_.begin() + capacity, order_.end());
   order_.resize(static_cast<size_t>(capacity));
+  ghosts_.insert(ghosts_.begin(), evicted.begin(), evicted.end());
+  if (static_cast<int>(ghosts_.size()) > probe_) ghosts_.resize(static_cast<size_t>(probe_));
   return evicted;
 }
 

@@ -14,8 +14,9 @@ namespace kvt {
 
 class HotSet {
  public:
-  // capacity >= the largest selection that will be used.
-  explicit HotSet(int capacity) : capacity_(capacity) {}
+  // capacity >= the largest selection that will be used. `probe` slots more or fewer are measured
+  // along: Gain and Loss.
+  explicit HotSet(int capacity, int probe = 0) : capacity_(capacity), probe_(probe) {}
 
   struct Change {
     std::vector<int32_t> misses;   // to fetch, ascending as in the selection
@@ -28,13 +29,23 @@ class HotSet {
   // More slots, or fewer: then returns what was evicted.
   std::vector<int32_t> SetCapacity(int capacity);
 
+  // Since ResetProbe: misses of blocks that `probe` more slots would still hold, and hits of those
+  // that as many fewer would not.
+  [[nodiscard]] int Gain() const { return gain_; }
+  [[nodiscard]] int Loss() const { return loss_; }
+  void ResetProbe() { gain_ = loss_ = 0; }
+
   [[nodiscard]] int capacity() const { return capacity_; }
   [[nodiscard]] int size() const { return static_cast<int>(order_.size()); }
   [[nodiscard]] bool Contains(int32_t block) const;
 
  private:
   int capacity_;
-  std::vector<int32_t> order_;  // most to least valuable
+  int probe_;
+  int gain_ = 0;
+  int loss_ = 0;
+  std::vector<int32_t> order_;   // most to least valuable
+  std::vector<int32_t> ghosts_;  // evicted, the latest first; at most probe_
 };
 
 // Selections of one layer, step by step.

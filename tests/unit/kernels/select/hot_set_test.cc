@@ -128,6 +128,21 @@ TEST(HotSet, Remove_BlockMissesTheNextTime) {
   EXPECT_TRUE(change.evicted.empty());
 }
 
+TEST(HotSet, Probe_CountsWhatMoreSlotsWouldHitAndFewerWouldMiss) {
+  HotSet set(4, 2);
+  (void)set.Use({1, 2});
+  (void)set.Use({3, 4});
+  (void)set.Use({5, 6});  // 1 and 2 are evicted
+  EXPECT_EQ(set.Gain() + set.Loss(), 0);
+  (void)set.Use({1});  // 4 + 2 slots would hold it
+  EXPECT_EQ(set.Gain(), 1);
+  (void)set.Use({3});  // of the last two places
+  EXPECT_EQ(set.Loss(), 1);
+  set.ResetProbe();
+  (void)set.Use({3});  // the first place
+  EXPECT_EQ(set.Gain() + set.Loss(), 0);
+}
+
 TEST(DivideSlots, GoesToTheSteepestLayers) {
   const std::vector<MissCurve> curves = {{{10, 1, 0, 0}}, {{2, 1, 0.5, 0.25}}, {{0, 0, 0, 0}}};
   EXPECT_EQ(DivideSlots(curves, 4, 2, 12), (std::vector<int>{4, 4, 4}));

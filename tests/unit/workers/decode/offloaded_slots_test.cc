@@ -167,6 +167,26 @@ TEST_F(OffloadedSlotsTest, Release_StepInFlight_SlotsWaitForIt) {
   EXPECT_EQ(pool_.free(), pool_.total());
 }
 
+// Layer 2 goes round 25 blocks with 20 slots and misses all of them; layer 0 needs 10.
+TEST_F(OffloadedSlotsTest, EndStep_HotSlotsGoToTheLayerThatMisses) {
+  Fill();
+  const std::vector<int32_t> same = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+  int fetches = 0;
+  for (int step = 0; step < 40 * kBalanceSteps; ++step) {
+    (void)slots_->Select(0, same, {}, 100);
+    std::set<int32_t> round;
+    for (int i = 0; i < 5; ++i) round.insert(1 + (5 * step + i) % 25);
+    const LayerSelection selection =
+        slots_->Select(2, std::vector<int32_t>(round.begin(), round.end()), {}, 100);
+    if (step >= 39 * kBalanceSteps) fetches += static_cast<int>(selection.fetches.size());
+    slots_->EndStep();
+  }
+  EXPECT_EQ(slots_->HotPairs(0).size() + slots_->HotPairs(2).size(), 40u);
+  EXPECT_GE(slots_->HotPairs(2).size(), 25u);
+  EXPECT_GE(slots_->HotPairs(0).size(), 10u);
+  EXPECT_EQ(fetches, 0);
+}
+
 TEST_F(OffloadedSlotsTest, RandomSteps_NoTwoBlocksShareASlot) {
   Fill();
   constexpr uint64_t kSeed = 20261201;
@@ -183,6 +203,7 @@ TEST_F(OffloadedSlotsTest, RandomSteps_NoTwoBlocksShareASlot) {
     if (!selection.fetches.empty() && random.Below(4) == 0) {
       slots_->Forget(layer, selection.fetches[0].block);
     }
+    slots_->EndStep();
     std::set<uint32_t> seen;
     for (const int l : {0, 1, 2}) {
       for (int b = 0; b < slots_->blocks(); ++b) {
