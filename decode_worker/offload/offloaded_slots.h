@@ -40,7 +40,7 @@ struct LayerSelection {
 };
 
 // Steps from one look at the division of hot slots to the next.
-inline constexpr int kBalanceSteps = 16;
+inline constexpr int kBalanceSteps = 6;
 
 class OffloadedSlots {
  public:
