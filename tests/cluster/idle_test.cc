@@ -11,7 +11,7 @@ namespace {
 constexpr double kShareMax = 0.03;  // of one core, all six together
 // Of one process in a second: about 20 are needed. A loop that polls every millisecond has a thousand,
 // however fast the machine is.
-constexpr double kSleepsMax = 200;
+constexpr double kSleepsMax = 100;
 constexpr absl::Duration kWindow = absl::Seconds(6);
 constexpr int kWindows = 4;
 
