@@ -87,7 +87,8 @@ TEST_F(BadInputTest, ForgedOrMisdirectedTickets_AreRefused) {
   spec.decodes = 1;
   ASSERT_NO_FATAL_FAILURE(StartCluster(spec));
   const auto admitted = cluster_->coordinator().Admit(
-      {.model = cluster_->model(), .tenant = "", .prompt_tokens = 20, .output_tokens_max = 4});
+      {.model = cluster_->model(), .tenant = "", .prompt_tokens = 20, .output_tokens_max = 4,
+       .fidelity = {}});
   ASSERT_TRUE(admitted.ok()) << admitted.status();
   const auto prefill = ConnectPrefill(admitted->prefill_address, absl::Seconds(5));
   const PrefillSink ignore = [](const PrefillEvent&) { return true; };

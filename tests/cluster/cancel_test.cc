@@ -90,7 +90,8 @@ TEST_F(CancelTest, DuringPrefill_EverythingComesBackWithinASecond) {
 TEST_F(CancelTest, ByTheCoordinatorAlone_ReachesTheDecodeWorkerWithItsNextHeartbeat) {
   ASSERT_NO_FATAL_FAILURE(StartCluster({}));
   const auto admitted = cluster_->coordinator().Admit(
-      {.model = cluster_->model(), .tenant = "", .prompt_tokens = 100, .output_tokens_max = 1900});
+      {.model = cluster_->model(), .tenant = "", .prompt_tokens = 100, .output_tokens_max = 1900,
+       .fidelity = {}});
   ASSERT_TRUE(admitted.ok()) << admitted.status();
   const auto ticket = DecodeTicket(admitted->ticket.payload);
   ASSERT_TRUE(ticket.ok());
@@ -110,7 +111,8 @@ TEST_F(CancelTest, NobodyListens_RequestIsCancelledAfterTheDetachTimeout) {
   spec.decode_keys += "detach_timeout = \"100ms\"\n";
   ASSERT_NO_FATAL_FAILURE(StartCluster(spec));
   const auto admitted = cluster_->coordinator().Admit(
-      {.model = cluster_->model(), .tenant = "", .prompt_tokens = 100, .output_tokens_max = 1900});
+      {.model = cluster_->model(), .tenant = "", .prompt_tokens = 100, .output_tokens_max = 1900,
+       .fidelity = {}});
   ASSERT_TRUE(admitted.ok()) << admitted.status();
   SubmitRequest submit;
   submit.ticket = admitted->ticket;

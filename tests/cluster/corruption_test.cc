@@ -49,7 +49,8 @@ class CorruptionTest : public testing::Test {
     const auto admitted = cluster_->coordinator().Admit({.model = cluster_->model(),
                                                          .tenant = "",
                                                          .prompt_tokens = kPromptTokens,
-                                                         .output_tokens_max = 1});
+                                                         .output_tokens_max = 1,
+                                                         .fidelity = {}});
     ASSERT_TRUE(admitted.ok()) << admitted.status();
     const auto models = cluster_->coordinator().Models();
     ASSERT_TRUE(models.ok() && models->size() == 1);
