@@ -249,7 +249,9 @@ absl::StatusOr<Grant> Cluster::Admit(const Moment& now, const AdmitRequest& requ
   ticket.prompt_tokens = request.prompt_tokens;
   ticket.output_tokens_max = request.output_tokens_max;
   ticket.fidelity = *fidelity;
-  ticket.request_class = ClassOf(options_, *fidelity, request);
+  // The offloaded class lives on the tier.
+  ticket.request_class = view.stores.empty() ? RequestClass::kResident
+                                             : ClassOf(options_, *fidelity, request);
   ticket.prefill_worker = (*holder)->info.name;
   ticket.stores = std::move(view.stores);
   ticket.capability = std::move(capability);

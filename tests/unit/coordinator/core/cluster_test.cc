@@ -84,6 +84,14 @@ class TenantCluster : public ClusterFixture {
   }
 };
 
+TEST_F(TenantCluster, SparseAndLong_WithoutAStore_IsResident) {
+  Join(NodeKind::kPrefill, "prefill-0");
+  Join(NodeKind::kDecode, "decode-0");
+  const auto grant = Ask("", Fidelity::kSparse);
+  ASSERT_TRUE(grant.ok()) << grant.status();
+  EXPECT_EQ(grant->ticket.request_class, RequestClass::kResident);
+}
+
 TEST_F(TenantCluster, SparseAndLong_IsOffloadedThroughPlaceAndRegrant) {
   JoinUsual();
   const auto grant = Ask("", Fidelity::kSparse);
