@@ -178,15 +178,28 @@ class StoreBurstTest : public StoreSpillTest {
       }
     });
     for (int seed = 1; seed <= kBlocks; ++seed) {
-      const absl::Status put = store_->Put(seed, Name(seed));
-      EXPECT_TRUE(put.ok()) << put;
-      (void)store_->Look(1000 + seed, Name(seed));
-      EXPECT_TRUE(store_->node().Release({store_->session(), Ref(1000 + seed)}).ok());
+      PutReused(seed);
     }
     done = true;
     medium_->SetDelay(absl::ZeroDuration());
     writer.join();
     ExpectBytesSum(Stats());
+  }
+  // The second ticket finds it while the first holds it: it is never a block that one ticket used and
+  // the writer may drop.
+  void PutReused(int seed) {
+    const auto ticket = static_cast<uint64_t>(seed);
+    const auto reserved =
+        store_->node().Reserve({store_->session(), tickets_.Make(ticket), {Name(seed)}, 0, {}});
+    ASSERT_TRUE(reserved.ok()) << reserved.status();
+    for (const Plane plane : {Plane::kBase, Plane::kResidual}) {
+      store_->Push(ticket, Name(seed).key,
+                   PlaneRecordHandle(reserved->blocks[0].place.handle, plane));
+    }
+    EXPECT_EQ(store_->Look(1000 + ticket, Name(seed)).presence, BlockPresence::kExact);
+    for (const uint64_t holder : {ticket, 1000 + ticket}) {
+      EXPECT_TRUE(store_->node().Release({store_->session(), Ref(holder)}).ok());
+    }
   }
   uint64_t Dropped() { return Stats().dropped[0] + Stats().dropped[1] + Stats().evicted_blocks; }
 };
