@@ -68,20 +68,26 @@ TEST_F(CancelTest, DuringPrefill_EverythingComesBackWithinASecond) {
   ClusterSpec spec;
   spec.prefill_keys += "chunk_tokens = 16\n";
   ASSERT_NO_FATAL_FAILURE(StartCluster(spec));
-  const auto session = cluster_->NewSession();
-  ctl::GenerateRequest request = Request(RandomPrompt(2, 1900), 100);
-  request.model = cluster_->model();
+  // A prompt of this size takes a fraction of a second: where this thread is kept waiting so long that
+  // the request was over, the next one is cancelled.
   absl::Status status;
-  ctl::GenerateResult result;
-  std::thread front_end([&] { status = session->Run(request, [](int32_t) {}, &result); });
-  // Once it writes into the stores.
-  ASSERT_TRUE(Await(absl::Seconds(60), [&] {
-                return cluster_->TotalStats().pushed_bytes > 0 ? absl::OkStatus()
-                                                               : absl::UnknownError("");
-              }).ok());
-  EXPECT_FALSE(session->Cancel().empty());
-  ExpectStoresHoldNothingWithin(absl::Seconds(1));
-  front_end.join();
+  for (uint64_t attempt = 0; attempt < 8 && !absl::IsCancelled(status); ++attempt) {
+    const auto session = cluster_->NewSession();
+    ctl::GenerateRequest request = Request(RandomPrompt(20 + attempt, 1900), 100);
+    request.model = cluster_->model();
+    ctl::GenerateResult result;
+    const uint64_t pushed = cluster_->TotalStats().pushed_bytes;
+    std::thread front_end([&] { status = session->Run(request, [](int32_t) {}, &result); });
+    // Once it writes into the stores.
+    EXPECT_TRUE(Await(absl::Seconds(60), [&] {
+                  return cluster_->TotalStats().pushed_bytes > pushed ? absl::OkStatus()
+                                                                      : absl::UnknownError("");
+                }).ok());
+    (void)session->Cancel();
+    ExpectStoresHoldNothingWithin(absl::Seconds(1));
+    front_end.join();
+    EXPECT_TRUE(status.ok() || absl::IsCancelled(status)) << status;
+  }
   EXPECT_TRUE(absl::IsCancelled(status)) << status;
   const absl::Status held = cluster_->AwaitNothingHeld(kBound);
   EXPECT_TRUE(held.ok()) << held;
