@@ -101,7 +101,11 @@ TEST(SequencePhase_Test, MayFollow_EveryPair_IsAsDrawn) {
   const std::vector<std::pair<P, P>> allowed = {
       {P::kOpening, P::kPulling},   {P::kOpening, P::kResuming},  {P::kPulling, P::kRunning},
       {P::kPulling, P::kResuming},  {P::kResuming, P::kOpening},  {P::kOpening, P::kDraining},
-      {P::kPulling, P::kDraining},  {P::kRunning, P::kDraining},  {P::kResuming, P::kDraining}};
+      {P::kPulling, P::kDraining},  {P::kRunning, P::kDraining},  {P::kResuming, P::kDraining},
+      // An offloaded sequence that lost a miss, and prompts computed here.
+      {P::kRunning, P::kResuming},  {P::kRunning, P::kComputing}, {P::kOpening, P::kComputing},
+      {P::kPulling, P::kComputing}, {P::kResuming, P::kComputing}, {P::kComputing, P::kRunning},
+      {P::kComputing, P::kDraining}};
   for (int from = 0; from <= static_cast<int>(P::kDraining); ++from) {
     for (int to = 0; to <= static_cast<int>(P::kDraining); ++to) {
       const std::pair<P, P> pair{static_cast<P>(from), static_cast<P>(to)};
