@@ -87,6 +87,7 @@ class SpillDaemon {
 
   // Stores a sequence and lets it go; false when the store refused for now.
   bool Put(uint64_t ticket, const std::vector<BlockName>& names) {
+    Renew();
     const auto reserved = api_->Reserve({session_, tickets_.Make(ticket), names, 0, {}});
     if (!reserved.ok()) {
       EXPECT_TRUE(absl::IsResourceExhausted(reserved.status())) << reserved.status();
@@ -120,6 +121,7 @@ class SpillDaemon {
   }
   // Blocks of the sequence that can be read, from disk if need be; each byte is compared.
   size_t Readable(uint64_t ticket, const std::vector<BlockName>& names, uint64_t* from_disk) {
+    Renew();
     const auto found = api_->Lookup({session_, tickets_.Make(ticket), names});
     EXPECT_TRUE(found.ok()) << found.status();
     size_t readable = 0;
@@ -149,6 +151,8 @@ class SpillDaemon {
   }
 
  private:
+  // A slow disk may take longer than a lease; no ticket is held between two calls.
+  void Renew() { EXPECT_TRUE(api_->Renew({session_, {}}).ok()); }
   // One whole record, between `memory_` and the store.
   PieceStatus Move(uint64_t ticket, uint64_t handle, Plane plane, const BlockKey& key, bool push) {
     Piece piece;
