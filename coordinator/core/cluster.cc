@@ -69,8 +69,8 @@ absl::Status Cluster::Register(const Moment& now, const RegisterRequest& request
   std::vector<Departure> departures;
   const absl::Status status = nodes_.Register(now.monotonic, request, &departures);
   if (!status.ok()) {
-    events_.Add(now.unix, absl::StrCat(request.name, " (pid ", request.pid,
-                                       ") was refused: ", status.message()));
+    events_.AddUnlessRecent(now.unix, absl::StrCat(request.name, " (pid ", request.pid,
+                                                   ") was refused: ", status.message()));
     return status;
   }
   Act(now, departures);

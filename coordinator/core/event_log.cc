@@ -14,6 +14,14 @@ void EventLog::Add(absl::Time unix_now, absl::string_view text) {
   new_ = std::min(new_ + 1, events_.size());
 }
 
+void EventLog::AddUnlessRecent(absl::Time unix_now, absl::string_view text) {
+  const int64_t since = absl::ToUnixMillis(unix_now - kEventRepeat);
+  for (auto it = events_.rbegin(); it != events_.rend() && it->unix_ms > since; ++it) {
+    if (it->text == text) return;
+  }
+  Add(unix_now, text);
+}
+
 std::vector<ClusterEvent> EventLog::All() const { return {events_.begin(), events_.end()}; }
 
 std::vector<ClusterEvent> EventLog::TakeNew() {

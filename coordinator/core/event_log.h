@@ -10,10 +10,15 @@
 
 namespace kvt {
 
+inline constexpr absl::Duration kEventRepeat = absl::Minutes(1);
+
 class EventLog {
  public:
   // Drops the oldest beyond kEventsMax. `unix_now`: the calendar.
   void Add(absl::Time unix_now, absl::string_view text);
+  // The same, unless the text has been added lately (kEventRepeat): what goes on and is tried again and
+  // again would push everything else out.
+  void AddUnlessRecent(absl::Time unix_now, absl::string_view text);
   // Oldest first.
   [[nodiscard]] std::vector<ClusterEvent> All() const;
   // Events added since the last call, for the shell's log.

@@ -1,5 +1,8 @@
 #include "coordinator/core/membership.h"
 
+#include <algorithm>
+
+#include "absl/strings/match.h"
 #include "tests/unit/coordinator/core/cluster_fixture.h"
 
 namespace kvt {
@@ -130,6 +133,25 @@ TEST_F(Membership_, WireVersionsThatDoNotMeet_AreRefusedWithBothRanges) {
   const absl::Status status = cluster_.Register(now_, request);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(Contains(status, absl::StrCat("versions ", kWireVersion + 1))) << status;
+}
+
+TEST_F(Membership_, RefusedNodeThatTriesAgainAndAgain_IsOneEventAMinute) {
+  RegisterRequest request = TestNode(NodeKind::kStore, "store-0");
+  request.versions = {kWireVersion + 1, kWireVersion + 2};
+  const auto told = [&] {
+    const std::vector<ClusterEvent> events = cluster_.Status(now_).events;
+    return std::count_if(events.begin(), events.end(), [](const ClusterEvent& event) {
+      return absl::StrContains(event.text, "store-0 (pid");
+    });
+  };
+  for (int second = 0; second < 59; ++second) {
+    EXPECT_FALSE(cluster_.Register(now_, request).ok());
+    EXPECT_EQ(told(), 1);
+    Run(absl::Seconds(1));
+  }
+  Run(absl::Seconds(2));
+  EXPECT_FALSE(cluster_.Register(now_, request).ok());
+  EXPECT_EQ(told(), 2);
 }
 
 TEST_F(Membership_, NameOfAnAliveNodeOfAnotherKind_AlreadyExists) {
