@@ -68,6 +68,11 @@ void RunScore(const ScoreCall& call, ThreadTeam& team) {
         CpuScoreBlocks(c.args, c.workspace, member);
       },
       &call);
+  if (call.args.segments.size() == 1) {  // one member's work: no second round
+    TeamMember all(0, 1);
+    CpuScoreBlocksCombine(call.args, call.workspace, all);
+    return;
+  }
   team.Run(
       [](const void* context, TeamMember& member) {
         const ScoreCall& c = *static_cast<const ScoreCall*>(context);

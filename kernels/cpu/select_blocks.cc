@@ -1,6 +1,7 @@
 #include "kernels/cpu/select_blocks.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -153,24 +154,28 @@ void CpuScoreBlocksCombine(const ScoreBlocksArgs& args, Workspace workspace, Tea
     const ScoreSegment& segment = args.segments[static_cast<size_t>(s)];
     std::fill_n(segment.scores, segment.blocks, 0.0f);
     for (int query = 0; query < queries; ++query) {
-      BlockPart* parts = reinterpret_cast<BlockPart*>(workspace.data) +
-                         (static_cast<size_t>(s) * static_cast<size_t>(queries) +
-                          static_cast<size_t>(query)) * static_cast<size_t>(blocks_max);
-      float max = -INFINITY;
-      for (int b = 0; b < segment.blocks; ++b) max = std::max(max, parts[b].max);
-      float sum = 0;
-      for (int b = 0; b < segment.blocks; ++b) {
-        parts[b].sum *= std::exp(parts[b].max - max);
-        sum += parts[b].sum;
-      }
-      const float weight = 1.0f / (sum * static_cast<float>(queries));
-      for (int b = 0; b < segment.blocks; ++b) segment.scores[b] += parts[b].sum * weight;
+      const BlockPart* parts = reinterpret_cast<const BlockPart*>(workspace.data) +
+                               (static_cast<size_t>(s) * static_cast<size_t>(queries) +
+                                static_cast<size_t>(query)) * static_cast<size_t>(blocks_max);
+      Chosen()->combine(parts, segment.blocks, queries, segment.scores);
     }
   }
 }
 
+namespace {
+
+// Ascending keys: the larger score first, then the lower index; a NaN last.
+uint64_t RankKey(float score, int32_t index) {
+  const float number = std::isnan(score) ? -INFINITY : score + 0.0f;  // -0 is 0
+  const auto bits = std::bit_cast<uint32_t>(number);
+  const uint32_t ascending = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+  return (uint64_t{~ascending} << 32) | static_cast<uint32_t>(index);
+}
+
+}  // namespace
+
 size_t CpuSelectWorkspaceBytes(int rows, int blocks) {
-  return RoundUp(sizeof(int32_t) * static_cast<size_t>(rows) * static_cast<size_t>(blocks), 64);
+  return RoundUp(sizeof(uint64_t) * static_cast<size_t>(rows) * static_cast<size_t>(blocks), 64);
 }
 
 void CpuSelectTopBlocks(const SelectTopBlocksArgs& args, Workspace workspace, TeamMember& member) {
@@ -181,18 +186,13 @@ void CpuSelectTopBlocks(const SelectTopBlocksArgs& args, Workspace workspace, Te
   for (int s = begin; s < end; ++s) {
     const SelectSegment& segment = args.segments[static_cast<size_t>(s)];
     KVT_CHECK(segment.blocks <= args.blocks_max && segment.count >= 0, "blocks=", segment.blocks);
-    int32_t* order = reinterpret_cast<int32_t*>(workspace.data) +
-                     static_cast<size_t>(s) * static_cast<size_t>(args.blocks_max);
-    for (int b = 0; b < segment.blocks; ++b) order[b] = b;
+    uint64_t* order = reinterpret_cast<uint64_t*>(workspace.data) +
+                      static_cast<size_t>(s) * static_cast<size_t>(args.blocks_max);
+    for (int b = 0; b < segment.blocks; ++b) order[b] = RankKey(segment.scores[b], b);
     const int count = std::min(segment.count, segment.blocks);
-    const auto better = [&](int32_t a, int32_t b) {
-      const float x = std::isnan(segment.scores[a]) ? -INFINITY : segment.scores[a];
-      const float y = std::isnan(segment.scores[b]) ? -INFINITY : segment.scores[b];
-      return x > y || (x == y && a < b);
-    };
-    if (count < segment.blocks) std::nth_element(order, order + count, order + segment.blocks, better);
-    std::sort(order, order + count);
-    std::copy_n(order, count, segment.selected);
+    if (count < segment.blocks) std::nth_element(order, order + count, order + segment.blocks);
+    for (int i = 0; i < count; ++i) segment.selected[i] = static_cast<int32_t>(order[i]);
+    std::sort(segment.selected, segment.selected + count);
   }
 }
 

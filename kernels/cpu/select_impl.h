@@ -7,6 +7,9 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/cpu/select_task.h"
 
 namespace kvt {
@@ -90,6 +93,33 @@ void ScoreBlock(const ScoreTask& task, const uint8_t* digest, BlockPart* parts, 
       return ScoreQueries<Arch, 3>(task, digest, parts, stride);
     default:
       return ScoreQueries<Arch, 4>(task, digest, parts, stride);
+  }
+}
+
+template <typename Arch>
+void CombineParts(const BlockPart* parts, int blocks, int queries, float* scores) {
+  constexpr int kLanes = kBlockTokens;
+  float max = -INFINITY;
+  for (int b = 0; b < blocks; ++b) max = std::max(max, parts[b].max);
+  alignas(64) float below[kLanes], sums[kLanes];
+  float sum = 0;
+  // Twice the same: first what all blocks sum to, then each one's share of it.
+  for (const bool share : {false, true}) {
+    const float weight = share ? 1.0f / (sum * static_cast<float>(queries)) : 0.0f;
+    for (int first = 0; first < blocks; first += kLanes) {
+      const int count = std::min(kLanes, blocks - first);
+      for (int i = 0; i < kLanes; ++i) {
+        below[i] = i < count ? parts[first + i].max - max : -1000.0f;
+        sums[i] = i < count ? parts[first + i].sum : 0.0f;
+      }
+      const typename Arch::V mass = Arch::Mul(ExpNegative<Arch>(Arch::Load(below)), Arch::Load(sums));
+      if (!share) {
+        sum += Arch::ReduceAdd(mass);
+      } else {
+        Arch::Store(below, Arch::Mul(mass, Arch::Set(weight)));
+        for (int i = 0; i < count; ++i) scores[first + i] += below[i];
+      }
+    }
   }
 }
 

@@ -14,6 +14,6 @@ struct ScoreArch : Avx2 {
 
 }  // namespace
 
-const ScoreIsa kScoreIsaAvx2 = {"avx2", &ScoreBlock<ScoreArch>};
+const ScoreIsa kScoreIsaAvx2 = {"avx2", &ScoreBlock<ScoreArch>, &CombineParts<ScoreArch>};
 
 }  // namespace kvt

@@ -11,6 +11,6 @@ struct ScoreArch : Avx512 {
 
 }  // namespace
 
-const ScoreIsa kScoreIsaAvx512 = {"avx512", &ScoreBlock<ScoreArch>};
+const ScoreIsa kScoreIsaAvx512 = {"avx512", &ScoreBlock<ScoreArch>, &CombineParts<ScoreArch>};
 
 }  // namespace kvt

@@ -27,9 +27,13 @@ struct ScoreTask {
 using ScoreBlockFn = void (*)(const ScoreTask& task, const uint8_t* digest, BlockPart* parts,
                               int stride);
 
+// One query over all blocks of a row: scores[b] += the softmax's share of block b, over `queries` in all.
+using ScoreCombineFn = void (*)(const BlockPart* parts, int blocks, int queries, float* scores);
+
 struct ScoreIsa {
   const char* name;
   ScoreBlockFn block;
+  ScoreCombineFn combine;
 };
 extern const ScoreIsa kScoreIsaAvx2;
 extern const ScoreIsa kScoreIsaAvx512;

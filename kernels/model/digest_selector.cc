@@ -75,8 +75,9 @@ absl::Status DigestSelector::MakeDigests(int layer, int first, int end) {
   return run_.Wait();
 }
 
-absl::StatusOr<std::vector<absl::Span<const float>>> DigestSelector::Score(
-    int layer, absl::Span<const int> positions, const float* q, int q_stride) {
+std::vector<absl::Span<const float>> DigestSelector::EnqueueScore(int layer,
+                                                                  absl::Span<const int> positions,
+                                                                  const float* q, int q_stride) {
   KVT_CHECK(!dense(layer) && positions.size() <= static_cast<size_t>(kSparseRowsMax));
   score_segments_.clear();
   std::vector<absl::Span<const float>> scores;
@@ -98,14 +99,20 @@ absl::StatusOr<std::vector<absl::Span<const float>>> DigestSelector::Score(
   args.segments = score_segments_;
   run_.transformer().device().ops().ScoreBlocks(run_.stream(), args, workspace_.data(),
                                                 workspace_.bytes());
+  return scores;
+}
+
+absl::StatusOr<std::vector<absl::Span<const float>>> DigestSelector::Score(
+    int layer, absl::Span<const int> positions, const float* q, int q_stride) {
+  std::vector<absl::Span<const float>> scores = EnqueueScore(layer, positions, q, q_stride);
   KVT_RETURN_IF_ERROR(run_.Wait());
   return scores;
 }
 
 absl::StatusOr<std::vector<std::vector<int32_t>>> DigestSelector::Select(
     int layer, absl::Span<const int> positions, const float* q, int q_stride, int budget_tokens) {
-  KVT_ASSIGN_OR_RETURN(const std::vector<absl::Span<const float>> scores,
-                       Score(layer, positions, q, q_stride));
+  const std::vector<absl::Span<const float>> scores =
+      EnqueueScore(layer, positions, q, q_stride);
   select_segments_.clear();
   for (size_t r = 0; r < positions.size(); ++r) {
     select_segments_.push_back({scores[r].data(), static_cast<int>(scores[r].size()),

@@ -38,6 +38,10 @@ class DigestSelector {
  private:
   explicit DigestSelector(TextRun& run) : run_(run) {}
   [[nodiscard]] DigestSpec Spec(int layer) const;
+  // The scores are there when what is enqueued has run.
+  [[nodiscard]] std::vector<absl::Span<const float>> EnqueueScore(int layer,
+                                                                  absl::Span<const int> positions,
+                                                                  const float* q, int q_stride);
 
   TextRun& run_;
   int bits_ = 4;

@@ -47,7 +47,7 @@ struct Flags {
   std::vector<int> budgets = {256, 512, 1024, 2048};
   std::vector<std::string> policies;
   int context = 7500, positions = 256;
-  int needle_texts = 5, needles_each = 8, single_needles = 8, needle_tokens = 6000;
+  int needle_texts = 6, needles_each = 4, single_needles = 16, needle_tokens = 4000;
   int threads = 0;
   double minutes = 10;
 };
@@ -383,7 +383,10 @@ void QualityBench::SelectShare() {
     for (const CpuOpTime& op : TakeCpuProfile(*device_)) {
       const double ms = absl::ToDoubleMilliseconds(op.time) / kSteps;
       total += ms;
-      if (op.name == "digest" || op.name == "score" || op.name == "top_blocks") select += ms;
+      if (op.name == "digest" || op.name == "score" || op.name == "top_blocks") {
+        select += ms;
+        if (sparse) rows_.Add(absl::StrCat("select_", op.name, "_ms"), ms, "ms");
+      }
     }
     rows_.Add(sparse ? "sparse_step_ms" : "full_step_ms", total, "ms");
     if (sparse) {
