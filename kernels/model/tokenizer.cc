@@ -1,12 +1,14 @@
 #include "kernels/model/tokenizer.h"
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/model/tokenizer_file.h"
+#include "kernels/model/unicode_nfc.h"
 
 namespace kvt {
 namespace {
@@ -18,6 +20,7 @@ constexpr size_t kCachedWordBytesMax = 64;
 
 // One Encode: its output, and the words it has met already as ranges of that output.
 struct EncodeState {
+  std::deque<std::string> normalized;  // texts that differ from what was given; words point there
   std::vector<int32_t> ids;
   std::vector<absl::string_view> words;
   TokenizerBpe::Scratch scratch;
@@ -46,35 +49,14 @@ Tokenizer::Tokenizer(TokenizerFile file, TokenizerSplit split, TokenizerBpe bpe)
     : token_bytes_(std::move(file.token_bytes)),
       special_(token_bytes_.size(), false),
       prefix_ids_(std::move(file.prefix_ids)),
+      nfc_(file.nfc),
       split_(std::move(split)),
       bpe_(std::move(bpe)) {
   for (const AddedToken& added : file.added) {
     if (added.special) special_[added.id] = true;
     added_[added.content] = added.id;
-    uint32_t node = 0;
-    for (const char c : added.content) {
-      const uint32_t edge = node << 8 | static_cast<uint8_t>(c);
-      const auto [it, is_new] =
-          added_tree_.edges.try_emplace(edge, static_cast<uint32_t>(added_tree_.ids.size()));
-      if (is_new) added_tree_.ids.push_back(-1);
-      node = it->second;
-    }
-    added_tree_.ids[node] = added.id;
+    (added.normalized ? normalized_added_ : raw_added_).Add(added.content, added.id, added.special);
   }
-}
-
-Tokenizer::AddedMatch Tokenizer::MatchAdded(absl::string_view text, SpecialTokens special) const {
-  AddedMatch longest;
-  uint32_t node = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto it = added_tree_.edges.find(node << 8 | static_cast<uint8_t>(text[i]));
-    if (it == added_tree_.edges.end()) break;
-    node = it->second;
-    const int32_t id = added_tree_.ids[node];
-    const bool usable = id >= 0 && (special == SpecialTokens::kParse || !special_[id]);
-    if (usable) longest = {i + 1, id};
-  }
-  return longest;
 }
 
 absl::Status Tokenizer::EncodeText(absl::string_view text, EncodeState& state) const {
@@ -97,6 +79,21 @@ absl::Status Tokenizer::EncodeText(absl::string_view text, EncodeState& state) c
   return absl::OkStatus();
 }
 
+absl::Status Tokenizer::EncodeRaw(absl::string_view text, SpecialTokens special,
+                                  EncodeState& state) const {
+  if (nfc_) {
+    std::string room;
+    const absl::string_view normal = ToNfc(text, room);
+    if (normal.data() != text.data()) {
+      state.normalized.push_back(std::move(room));
+      text = state.normalized.back();
+    }
+  }
+  return normalized_added_.Cut(
+      text, special, [&](absl::string_view rest) { return EncodeText(rest, state); },
+      [&](int32_t id) { state.ids.push_back(id); });
+}
+
 absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(absl::string_view text,
                                                        SpecialTokens special) const {
   if (text.size() > kEncodeBytesMax) {
@@ -110,19 +107,9 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(absl::string_view text,
         " at offset ", valid));
   }
   EncodeState state;
-  size_t begin = 0;
-  for (size_t at = 0; at < text.size();) {
-    const AddedMatch match = MatchAdded(text.substr(at), special);
-    if (match.bytes == 0) {
-      ++at;
-      continue;
-    }
-    KVT_RETURN_IF_ERROR(EncodeText(text.substr(begin, at - begin), state));
-    state.ids.push_back(match.id);
-    at += match.bytes;
-    begin = at;
-  }
-  KVT_RETURN_IF_ERROR(EncodeText(text.substr(begin), state));
+  KVT_RETURN_IF_ERROR(raw_added_.Cut(
+      text, special, [&](absl::string_view rest) { return EncodeRaw(rest, special, state); },
+      [&](int32_t id) { state.ids.push_back(id); }));
   return std::move(state.ids);
 }
 

@@ -1,10 +1,11 @@
 // Text to token ids and back, as the tokenizers library does it with the same tokenizer.json:
-// byte-level BPE (the family of GPT-2, Llama 3, SmolLM). Added tokens are cut out first (leftmost,
-// longest), the rest is split into words by the pre-tokenizer's expressions, each word is merged.
+// byte-level BPE (the family of GPT-2, Llama 3, SmolLM, Qwen). Added tokens are cut out first
+// (leftmost, longest), the rest is normalised, added tokens with normalized=true are cut out of
+// that, the rest is split into words by the pre-tokenizer's expressions, each word is merged.
 //
 // Supported: pre_tokenizer Digits, ByteLevel, Split (Isolated) and Sequences of them; normalizer
-// null; decoder ByteLevel; post_processor null, ByteLevel, or a TemplateProcessing that puts tokens
-// before the text. Anything else is refused by name when the file is loaded.
+// null and NFC; decoder ByteLevel; post_processor null, ByteLevel, or a TemplateProcessing that
+// puts tokens before the text. Anything else is refused by name when the file is loaded.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/model/tokenizer_added.h"
 #include "kernels/model/tokenizer_bpe.h"
 #include "kernels/model/tokenizer_split.h"
 #include "kernels/model/utf8.h"
@@ -25,12 +27,6 @@ namespace kvt {
 
 // Longest text of one Encode; far more than the longest sequence holds.
 inline constexpr size_t kEncodeBytesMax = size_t{32} << 20;
-
-// What a special token (as <|im_end|>) that stands in the text becomes.
-enum class SpecialTokens : uint8_t {
-  kParse,   // its id: for text that a chat template made
-  kAsText,  // the ids of its characters: for what a user wrote
-};
 
 // What has been read of a tokenizer.json (tokenizer_file.h).
 struct TokenizerFile;
@@ -45,8 +41,8 @@ class Tokenizer {
   // gives no ids. Does not add prefix_ids().
   absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view text, SpecialTokens special) const;
 
-  // The text of the ids, valid UTF-8: what is not becomes U+FFFD. Ids without a token give nothing;
-  // with kSkip neither do special tokens.
+  // The text of the ids (normalised where Encode did it), valid UTF-8: what is not becomes U+FFFD.
+  // Ids without a token give nothing; with kSkip neither do special tokens.
   enum class Special : uint8_t { kKeep, kSkip };
   std::string Decode(absl::Span<const int32_t> ids, Special special) const;
 
@@ -61,25 +57,19 @@ class Tokenizer {
   const std::vector<int32_t>& prefix_ids() const { return prefix_ids_; }
 
  private:
-  // The added tokens' contents as a tree over bytes: node << 8 | byte -> next node.
-  struct AddedTree {
-    absl::flat_hash_map<uint32_t, uint32_t> edges;
-    std::vector<int32_t> ids = {-1};  // of the content that ends at the node, or -1
-  };
-  struct AddedMatch {
-    size_t bytes = 0;  // 0: no match
-    int32_t id = -1;
-  };
-
   Tokenizer(TokenizerFile file, TokenizerSplit split, TokenizerBpe bpe);
-  AddedMatch MatchAdded(absl::string_view text, SpecialTokens special) const;
-  absl::Status EncodeText(absl::string_view text, struct EncodeState& state) const;
+  // The last two steps of Encode: what stands between the added tokens of the text as it is, and
+  // between those of the normalised text.
+  absl::Status EncodeRaw(absl::string_view text, SpecialTokens special,
+                         struct EncodeState& state) const;
+  absl::Status EncodeText(absl::string_view text, EncodeState& state) const;
 
   std::vector<std::string> token_bytes_;
   std::vector<bool> special_;
   std::vector<int32_t> prefix_ids_;
   absl::flat_hash_map<std::string, int32_t> added_;
-  AddedTree added_tree_;
+  TokenizerAdded raw_added_, normalized_added_;  // of the text before and after normalisation
+  bool nfc_;
   TokenizerSplit split_;
   TokenizerBpe bpe_;
 };

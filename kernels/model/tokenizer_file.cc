@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/base/check.h"
 #include "kernels/model/json_file.h"
+#include "kernels/model/unicode_nfc.h"
 
 namespace kvt {
 namespace {
@@ -103,6 +104,13 @@ absl::Status ReadAddedTokens(const json& list, TokenizerFile& file) {
       }
     }
     added.special = IsTrue(At(token, "special"));
+    const json& normalized = At(token, "normalized");
+    added.normalized = normalized.is_null() ? !added.special : IsTrue(normalized);
+    if (added.normalized && file.nfc) {
+      std::string room;
+      const absl::string_view normal = ToNfc(added.content, room);
+      if (normal.data() == room.data()) added.content = std::move(room);
+    }
     file.added.push_back(std::move(added));
   }
   return absl::OkStatus();
@@ -268,7 +276,10 @@ absl::Status ReadPostProcessor(const json& processor, int depth, TokenizerFile& 
 absl::StatusOr<TokenizerFile> ReadTokenizer(const json& top) {
   TokenizerFile file;
   const json& normalizer = At(top, "normalizer");
-  if (!normalizer.is_null()) return Unsupported("normalizer", normalizer, "only null is supported");
+  file.nfc = TypeOf(normalizer) == "NFC";
+  if (!normalizer.is_null() && !file.nfc) {
+    return Unsupported("normalizer", normalizer, "only null and NFC are supported");
+  }
   KVT_RETURN_IF_ERROR(ReadModel(At(top, "model"), file));
   KVT_RETURN_IF_ERROR(ReadAddedTokens(At(top, "added_tokens"), file));
   bool has_byte_level = false;

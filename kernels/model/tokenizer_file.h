@@ -14,6 +14,7 @@ struct AddedToken {
   int32_t id = 0;
   std::string content;
   bool special = false;
+  bool normalized = false;  // found in the text after normalisation, with the content normalised
 };
 
 struct TokenizerFile {
@@ -22,6 +23,7 @@ struct TokenizerFile {
   std::vector<BpeMerge> merges;          // by rank
   bool ignore_merges = false;
   std::vector<AddedToken> added;
+  bool nfc = false;                         // the normalizer
   std::vector<std::string> split_patterns;  // for TokenizerSplit
   std::vector<int32_t> prefix_ids;
 };

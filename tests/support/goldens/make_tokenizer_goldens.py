@@ -5,8 +5,8 @@
 
 MODEL_FOLDER is what deploy/fetch_model.sh makes. Writes beside this script:
   tokenizer_goldens.json            texts with the ids of the model's tokenizer.json
-  small_{llama3,gpt2}/tokenizer.json, small_{llama3,gpt2}.json
-                                    two tokenizers of 700 tokens, trained here, with goldens
+  small_{llama3,gpt2,qwen}/tokenizer.json, small_{llama3,gpt2,qwen}.json
+                                    three tokenizers of 700 tokens, trained here, with goldens
 With VOCAB.gguf (the GGUF the folder was made from) llama.cpp must give the same ids; the texts
 marked "llamacpp": false are those where the two libraries differ (see DIFFERS).
 Run with the python of tests/support/llamacpp_venv.sh.
@@ -19,7 +19,7 @@ import sys
 import unicodedata
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 HERE = pathlib.Path(__file__).parent
 GPL = pathlib.Path("/usr/share/common-licenses/GPL-3").read_text(encoding="utf-8")
@@ -84,9 +84,9 @@ def with_ids(tokenizer, text):
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def cases(tokenizer, longest=4000):
+def cases(tokenizer, all_texts, longest=4000):
     out = []
-    for name, text in texts():
+    for name, text in all_texts:
         text = text[:longest]
         tokenizer.encode_special_tokens = True
         as_text = with_ids(tokenizer, text)
@@ -134,7 +134,51 @@ def check_llamacpp(gguf_path, goldens):
         sys.exit(f"make_tokenizer_goldens: llama.cpp differs where it should not: {set(differing) - DIFFERS}")
 
 
+def composed(texts_of):
+    """More texts, for a tokenizer with NFC: in parts, in wholes, and marks beside added tokens."""
+    for name, text in texts_of:
+        parts = unicodedata.normalize("NFD", text)
+        if parts != text:
+            yield name + ", decomposed", parts
+    yield "hangul", "\u1112\u1161\u11ab\u1100\u1173\u11af \ud55c\uae00 \uac00\u11a8 \u1161\u11a8"
+    yield "marks in any order", "q\u0307\u0323 q\u0323\u0307 a\u0301\u0328 e\u0302\u0301 e\u0301\u0302"
+    yield "never composed", "\u212b \u2126 \u0958 \uf900 \u0344"
+    yield "mark after a token", "<|im_end|>\u0301e\u0301<think>\u0323\u0301<|im_start|>\u11a8"
+    yield "normalized token", "<re\u0301> <r\u00e9> <re>\u0301 <r\u00e9>\u0301<r\u00e9 <re\u0301"
+    yield "raw token", "<ne\u0301> <n\u00e9> x<ne\u0301>\u0301"
+    yield "raw before normalized", "<left><|im_end|> <left><|im_end|<right> a<right>b"
+
+
+def train_qwen():
+    """In the shape of Qwen2's and Qwen3's own tokenizer.json: added tokens after the vocabulary."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(continuing_subword_prefix="", end_of_word_suffix=""))
+    tokenizer.normalizer = normalizers.NFC()
+    pattern = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+               r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.post_processor = processors.ByteLevel(add_prefix_space=False, trim_offsets=False,
+                                                    use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel(add_prefix_space=False, trim_offsets=False,
+                                           use_regex=False)
+    trainer = trainers.BpeTrainer(vocab_size=680, show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    accents = "l'\u00e9t\u00e9 caf\u00e9 na\u00efve \ud55c\uae00 \u1ec7 \u00f1and\u00fa " * 40
+    tokenizer.train_from_iterator([GPL[:20000], CODE, accents], trainer)
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    plain = dict(normalized=False, special=False)
+    tokenizer.add_tokens([tokenizers.AddedToken(text, **plain) for text in
+                          ("<tool_call>", "</tool_call>", "<think>", "</think>", "<ne\u0301>", "<right>")])
+    # No Qwen has these: one that is looked for in the normalised text, and one that a raw one cuts.
+    tokenizer.add_tokens([tokenizers.AddedToken(text, normalized=True, special=False)
+                          for text in ("<re\u0301>", "<left>", "|<")])
+    return tokenizer
+
+
 def train(kind):
+    if kind == "qwen":
+        return train_qwen()
     tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=kind == "llama3"))
     if kind == "llama3":
         pattern = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -159,6 +203,11 @@ def train(kind):
         tokenizer.post_processor = processors.Sequence([
             processors.ByteLevel(trim_offsets=False),
             processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])])
+    return tokenizer
+
+
+def save(kind, tokenizer):
+    """Writes small_KIND/tokenizer.json; the tokenizer that it gives."""
     folder = HERE / f"small_{kind}"
     folder.mkdir(exist_ok=True)
     content = json.loads(tokenizer.to_str())
@@ -174,25 +223,30 @@ def write(path, content):
     print(f"{path.name}: {path.stat().st_size} bytes")
 
 
+def write_small(kind):
+    small = save(kind, train(kind))
+    more = {"qwen": composed(texts())}.get(kind, ())
+    goldens = cases(small, [*texts(), *more], longest=600)
+    for text in ("Quick brown", "<tool>x<tool>y<tool", "<|begin|>a"):
+        goldens.append({"name": text, "text": text, "ids": with_ids(small, text)})
+        small.encode_special_tokens = True
+        goldens[-1]["ids_as_text"] = with_ids(small, text)
+        small.encode_special_tokens = False
+    write(HERE / f"small_{kind}.json",
+          {"cases": goldens, "decodes": broken_decodes(small, small.get_vocab_size())})
+
+
 def main():
     if len(sys.argv) not in (2, 3):
         sys.exit("usage: make_tokenizer_goldens.py MODEL_FOLDER [VOCAB.gguf]")
     tokenizer = tokenizers.Tokenizer.from_file(sys.argv[1] + "/tokenizer.json")
-    goldens = cases(tokenizer)
+    goldens = cases(tokenizer, texts())
     if len(sys.argv) == 3:
         check_llamacpp(sys.argv[2], goldens)
     write(HERE / "tokenizer_goldens.json",
           {"cases": goldens, "decodes": broken_decodes(tokenizer, tokenizer.get_vocab_size())})
-    for kind in ("llama3", "gpt2"):
-        small = train(kind)
-        goldens = cases(small, longest=600)
-        for text in ("Quick brown", "<tool>x<tool>y<tool", "<|begin|>a"):
-            goldens.append({"name": text, "text": text, "ids": with_ids(small, text)})
-            small.encode_special_tokens = True
-            goldens[-1]["ids_as_text"] = with_ids(small, text)
-            small.encode_special_tokens = False
-        write(HERE / f"small_{kind}.json",
-              {"cases": goldens, "decodes": broken_decodes(small, small.get_vocab_size())})
+    for kind in ("llama3", "gpt2", "qwen"):
+        write_small(kind)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,19 @@ TEST(ChatTemplate, PlainChatMl_HasNoSystemMessage) {
   EXPECT_EQ(*chat->Render(hello), "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n");
 }
 
+// The one that docs/MODELS.md gives for Qwen's folders.
+TEST(ChatTemplate, DocumentedTemplate_IsChatMl) {
+  std::ifstream file(KVT_SOURCE_DIR "/docs/MODELS.md");
+  const std::string doc{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const size_t begin = doc.find("{%- for message");
+  ASSERT_NE(begin, std::string::npos);
+  TempFolder folder;
+  folder.Write("chat_template.jinja", doc.substr(begin, doc.find("```", begin) - begin));
+  const auto chat = ChatTemplate::Load(folder.path());
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  EXPECT_EQ(chat->default_system(), "");
+}
+
 TEST(ChatTemplate, ListOfTemplates_TakesTheDefault) {
   const auto chat = LoadTemplate(json::array({{{"name", "tool_use"}, {"template", "{{ x }}"}},
                                               {{"name", "default"}, {"template", kPlain}}}));

@@ -74,6 +74,14 @@ TEST(Tokenizer, Gpt2Style_EqualsGoldens) {
   CheckGoldens(**tokenizer, ReadGoldens("small_gpt2.json"));
 }
 
+// NFC, and added tokens that are looked for before and after it.
+TEST(Tokenizer, QwenStyle_EqualsGoldens) {
+  const auto tokenizer = Tokenizer::Load(std::string(kGoldens) + "small_qwen");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_TRUE((*tokenizer)->prefix_ids().empty());
+  CheckGoldens(**tokenizer, ReadGoldens("small_qwen.json"));
+}
+
 std::unique_ptr<Tokenizer> Small() {
   auto tokenizer = Tokenizer::Load(std::string(kGoldens) + "small_gpt2");
   EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
@@ -159,10 +167,10 @@ absl::Status LoadChanged(const std::string& pointer, const json& value) {
 }
 
 TEST(Tokenizer, UnsupportedFile_IsRefusedByName) {
-  const json nfc = {{"type", "NFC"}};
+  const json nfkc = {{"type", "NFKC"}};
   const json punctuation = {{"type", "Punctuation"}};
   const std::tuple<std::string, json, std::string> cases[] = {
-      {"/normalizer", nfc, "normalizer is {\"type\":\"NFC\"}"},
+      {"/normalizer", nfkc, "normalizer is {\"type\":\"NFKC\"}"},
       {"/pre_tokenizer", punctuation, "pre_tokenizer is {\"type\":\"Punctuation\"}"},
       {"/pre_tokenizer", nullptr, "pre_tokenizer is null"},
       {"/pre_tokenizer/add_prefix_space", true, "add_prefix_space is true"},
