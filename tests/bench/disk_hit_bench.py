@@ -8,19 +8,13 @@ off, so that everything stored is fetched; --planner shows what it decides inste
 Adds its rows to the JSON file if that is there already.
 usage: disk_hit_bench.py --bin DIR --model FOLDER --json FILE --folder DIR [--rounds N] [--words N] [--planner]
 """
-import argparse
-import json
 import pathlib
 import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--bin", type=pathlib.Path, required=True)
-parser.add_argument("--model", type=pathlib.Path, required=True)
-parser.add_argument("--json", type=pathlib.Path, required=True)
+from bench_cluster import BenchCluster, add_rows, argument_parser, fail
+
+parser = argument_parser()
 parser.add_argument("--folder", type=pathlib.Path, required=True)
 parser.add_argument("--rounds", type=int, default=3)
 parser.add_argument("--fill", type=int, default=4, help="prompts behind those, that push them out of memory")
@@ -31,60 +25,31 @@ parser.add_argument("--text", type=pathlib.Path, default=pathlib.Path("/usr/shar
 args = parser.parse_args()
 words = args.text.read_text().split()
 
-
-def call(command, timeout, stdin=None):
-    done = subprocess.run([str(c) for c in command], input=stdin, capture_output=True, text=True, timeout=timeout)
-    if done.returncode != 0:
-        sys.exit(f"disk_hit_bench: {' '.join(str(c) for c in command)}: exit {done.returncode}\n"
-                 f"{done.stderr}{done.stdout}")
-    return done.stdout
-
-
 shutil.rmtree(args.folder, ignore_errors=True)
 args.folder.mkdir(parents=True)
-with tempfile.TemporaryDirectory(prefix="kvt_bench_") as folder:
-    run_dir = pathlib.Path(folder) / "run"
-    config = pathlib.Path(folder) / "cluster.toml"
-    config.write_text(f"""[cluster]
-name = "disk-hit-bench"
-model_folder = "{args.model.resolve()}"
-[[store]]
-arena_bytes = "{args.arena}"
+with BenchCluster(args, store=f"""arena_bytes = "{args.arena}"
 spill_folder = "{args.folder.resolve()}/store"
 spill_bytes = "4GiB"
 spill_one_time = true
 spill_watermark_high = 60
-spill_watermark_low = 40
-[[prefill]]
-slots_bytes = "512MiB"
-fetch_planner = {"true" if args.planner else "false"}
-[[decode]]
-slots_bytes = "512MiB"
-""")
-    kvtide = args.bin / "kvtide"
-
+spill_watermark_low = 40""", prefill=f"fetch_planner = {'true' if args.planner else 'false'}") as cluster:
     def ask(prompt):
-        return json.loads(call([kvtide, "generate", "--run-dir", run_dir, "--file", "-", "--max-tokens", "1", "-o",
-                                "json"], 300, prompt))
+        return cluster.ask(prompt, "--max-tokens", 1)
 
-    call([kvtide, "up", "--config", config, "--run-dir", run_dir], 120)
-    try:
-        prompts = [f"Prompt {i}. " + " ".join(words[i * 40:i * 40 + args.words])
-                   for i in range(args.rounds + args.fill + 1)]
-        first = [ask(prompt) for prompt in prompts]
-        if any(r["prefill"]["reused_tokens"] for r in first):
-            sys.exit("disk_hit_bench: a prompt was reused the first time")
-        again = [ask(prompt) for prompt in prompts[1:args.rounds + 1]]  # the first warmed up
-    finally:
-        call([kvtide, "down", "--run-dir", run_dir], 60)
+    prompts = [f"Prompt {i}. " + " ".join(words[i * 40:i * 40 + args.words])
+               for i in range(args.rounds + args.fill + 1)]
+    first = [ask(prompt) for prompt in prompts]
+    if any(r["prefill"]["reused_tokens"] for r in first):
+        fail("a prompt was reused the first time")
+    again = [ask(prompt) for prompt in prompts[1:args.rounds + 1]]  # the first warmed up
 shutil.rmtree(args.folder, ignore_errors=True)
 
 computed = first[1:args.rounds + 1]
 for i, (a, b) in enumerate(zip(computed, again)):
     if a["tokens"] != b["tokens"]:
-        sys.exit(f"disk_hit_bench: prompt {i}: {a['tokens']} computed, {b['tokens']} from disk")
+        fail(f"prompt {i}: {a['tokens']} computed, {b['tokens']} from disk")
     if not args.planner and not b["prefill"]["disk_blocks"]:
-        sys.exit(f"disk_hit_bench: prompt {i} was not on disk: a smaller --arena or more --fill")
+        fail(f"prompt {i} was not on disk: a smaller --arena or more --fill")
 tokens = statistics.mean(r["prompt_tokens"] for r in again)
 disk_ms = statistics.median(r["ttft_ms"] for r in again)
 computed_ms = statistics.median(r["ttft_ms"] for r in computed)
@@ -97,8 +62,6 @@ print(f"  ratio           {statistics.median(ratios):8.3f}    (least {ratios[0]:
 declined = [r["prefill"]["declined"] for r in again if r["prefill"]["declined"]]
 if declined:
     print(f"  declined        {len(declined)} of {args.rounds}: {declined[0]}")
-rows = json.loads(args.json.read_text())["rows"] if args.json.exists() else []
-rows += [{"name": "disk_hit_vs_recompute", "value": statistics.median(ratios), "unit": "ratio of times"},
-         {"name": "disk_hit_ttft_ms", "value": disk_ms, "unit": "ms"},
-         {"name": "recompute_ttft_ms", "value": computed_ms, "unit": "ms"}]
-args.json.write_text(json.dumps({"rows": rows}))
+add_rows(args.json, [{"name": "disk_hit_vs_recompute", "value": statistics.median(ratios), "unit": "ratio of times"},
+                     {"name": "disk_hit_ttft_ms", "value": disk_ms, "unit": "ms"},
+                     {"name": "recompute_ttft_ms", "value": computed_ms, "unit": "ms"}])

@@ -7,18 +7,13 @@ chunk, no tier). Each round has a prompt of its own, so nothing is reused. Store
 processors with the worker here: on a cluster their share of the cost lies on other machines.
 usage: push_bench.py --bin DIR --model FOLDER --json FILE [--rounds N] [--words N] [--text FILE]
 """
-import argparse
 import json
 import pathlib
 import statistics
-import subprocess
-import sys
-import tempfile
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--bin", type=pathlib.Path, required=True)
-parser.add_argument("--model", type=pathlib.Path, required=True)
-parser.add_argument("--json", type=pathlib.Path, required=True)
+from bench_cluster import ASK_S, BenchCluster, argument_parser, call, fail
+
+parser = argument_parser()
 parser.add_argument("--rounds", type=int, default=9)
 parser.add_argument("--words", type=int, default=2600)
 parser.add_argument("--text", type=pathlib.Path, default=pathlib.Path("/usr/share/common-licenses/GPL-3"))
@@ -26,47 +21,19 @@ args = parser.parse_args()
 CHUNK = 256
 words = args.text.read_text().split()
 
-
-def call(command, timeout, stdin=None):
-    done = subprocess.run([str(c) for c in command], input=stdin, capture_output=True, text=True, timeout=timeout)
-    if done.returncode != 0:
-        sys.exit(f"push_bench: {' '.join(str(c) for c in command)}: exit {done.returncode}\n{done.stderr}{done.stdout}")
-    return done.stdout
-
-
-with tempfile.TemporaryDirectory(prefix="kvt_bench_") as folder:
-    run_dir = pathlib.Path(folder) / "run"
-    config = pathlib.Path(folder) / "cluster.toml"
-    config.write_text(f"""[cluster]
-name = "push-bench"
-model_folder = "{args.model.resolve()}"
-[[store]]
-count = 2
-arena_bytes = "1GiB"
-[[prefill]]
-slots_bytes = "512MiB"
-chunk_tokens = {CHUNK}
-[[decode]]
-slots_bytes = "512MiB"
-""")
-    kvtide = args.bin / "kvtide"
-    call([kvtide, "up", "--config", config, "--run-dir", run_dir], 120)
-    try:
-        rows = []
-        for i in range(args.rounds + 1):
-            prompt = f"Round {i}. " + " ".join(words[i * 50:i * 50 + args.words])
-            cluster = json.loads(call([kvtide, "generate", "--run-dir", run_dir, "--file", "-", "--max-tokens", "1",
-                                       "-o", "json"], 300, prompt))
-            alone = json.loads(call([args.bin / "kvtide-run", args.model, "--file", "-", "--max-tokens", "1",
-                                     "--chunk", CHUNK, "-o", "json"], 300, prompt))
-            if cluster["tokens"] != alone["tokens"]:
-                sys.exit(f"push_bench: round {i}: the cluster says {cluster['tokens']}, one process {alone['tokens']}")
-            if cluster["prefill"]["reused_tokens"]:
-                sys.exit("push_bench: a prompt was reused")
-            if i > 0:  # the first warms up
-                rows.append((cluster["prefill"]["compute_ms"], alone["ttft_s"] * 1e3, cluster["prefill"]["pushed_bytes"]))
-    finally:
-        call([kvtide, "down", "--run-dir", run_dir], 60)
+with BenchCluster(args, store='count = 2\narena_bytes = "1GiB"', prefill=f"chunk_tokens = {CHUNK}") as cluster:
+    rows = []
+    for i in range(args.rounds + 1):
+        prompt = f"Round {i}. " + " ".join(words[i * 50:i * 50 + args.words])
+        served = cluster.ask(prompt, "--max-tokens", 1)
+        alone = json.loads(call([args.bin / "kvtide-run", args.model, "--file", "-", "--max-tokens", 1,
+                                 "--chunk", CHUNK, "-o", "json"], ASK_S, prompt))
+        if served["tokens"] != alone["tokens"]:
+            fail(f"round {i}: the cluster says {served['tokens']}, one process {alone['tokens']}")
+        if served["prefill"]["reused_tokens"]:
+            fail("a prompt was reused")
+        if i > 0:  # the first warms up
+            rows.append((served["prefill"]["compute_ms"], alone["ttft_s"] * 1e3, served["prefill"]["pushed_bytes"]))
 
 ratios = sorted(with_push / without for with_push, without, _ in rows)
 with_push = statistics.median(r[0] for r in rows)

@@ -9,7 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "kvstore/wire/wire_rpc.h"
-#include "tests/cluster/cluster_testing.h"
+#include "tests/cluster/cluster_fixture.h"
 
 namespace kvt {
 namespace {
@@ -21,16 +21,8 @@ std::string ReadAll(const std::string& path) {
   return text.str();
 }
 
-class BadInputTest : public testing::Test {
+class BadInputTest : public ClusterTest {
  protected:
-  void StartCluster(ClusterSpec spec) {
-    spec.model_folder = model_.path();
-    cluster_ = StartOrFail(spec);
-    ASSERT_NE(cluster_, nullptr);
-  }
-  void TearDown() override {
-    if (HasFailure() && cluster_ != nullptr) ADD_FAILURE() << cluster_->Logs();
-  }
   void ExpectServes() {
     const GenerateOutcome outcome = cluster_->Generate(Request(RandomPrompt(77, 50), 4));
     EXPECT_TRUE(outcome.status.ok()) << outcome.status;
@@ -44,9 +36,6 @@ class BadInputTest : public testing::Test {
                                        .c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, ReadAll(out)};
   }
-
-  SmallModelFolder model_;
-  std::unique_ptr<TestCluster> cluster_;
 };
 
 TEST_F(BadInputTest, RequestsThatCannotBeServed_AreRefusedClearlyAndTheClusterGoesOn) {

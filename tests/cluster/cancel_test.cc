@@ -5,7 +5,7 @@
 #include "kernels/base/clock.h"
 #include "kvstore/wire/ticket_codec.h"
 #include "kvstore/wire/wire_rpc.h"
-#include "tests/cluster/cluster_testing.h"
+#include "tests/cluster/cluster_fixture.h"
 
 namespace kvt {
 namespace {
@@ -13,16 +13,8 @@ namespace {
 // One second for the cancellation; a heartbeat more until the coordinator shows a worker's slots.
 constexpr absl::Duration kBound = absl::Milliseconds(1600);
 
-class CancelTest : public testing::Test {
+class CancelTest : public ClusterTest {
  protected:
-  void StartCluster(ClusterSpec spec) {
-    spec.model_folder = model_.path();
-    cluster_ = StartOrFail(spec);
-    ASSERT_NE(cluster_, nullptr);
-  }
-  void TearDown() override {
-    if (HasFailure() && cluster_ != nullptr) ADD_FAILURE() << cluster_->Logs();
-  }
   // Stores are asked directly: no heartbeat in between.
   void ExpectStoresHoldNothingWithin(absl::Duration bound) {
     const absl::Status held = Await(bound, [&]() -> absl::Status {
@@ -36,9 +28,6 @@ class CancelTest : public testing::Test {
     });
     EXPECT_TRUE(held.ok()) << held;
   }
-
-  SmallModelFolder model_;
-  std::unique_ptr<TestCluster> cluster_;
 };
 
 TEST_F(CancelTest, DuringDecode_EverythingComesBackWithinASecond) {
@@ -89,8 +78,7 @@ TEST_F(CancelTest, DuringPrefill_EverythingComesBackWithinASecond) {
     EXPECT_TRUE(status.ok() || absl::IsCancelled(status)) << status;
   }
   EXPECT_TRUE(absl::IsCancelled(status)) << status;
-  const absl::Status held = cluster_->AwaitNothingHeld(kBound);
-  EXPECT_TRUE(held.ok()) << held;
+  ExpectNothingHeld(kBound);
 }
 
 TEST_F(CancelTest, ByTheCoordinatorAlone_ReachesTheDecodeWorkerWithItsNextHeartbeat) {
@@ -108,8 +96,7 @@ TEST_F(CancelTest, ByTheCoordinatorAlone_ReachesTheDecodeWorkerWithItsNextHeartb
                                   ->Submit(submit, [](const PrefillEvent&) { return true; });
   ASSERT_TRUE(handed.ok()) << handed;
   ASSERT_TRUE(cluster_->coordinator().Cancel(admitted->id, ticket->capability).ok());
-  const absl::Status held = cluster_->AwaitNothingHeld(absl::Seconds(3));
-  EXPECT_TRUE(held.ok()) << held;
+  ExpectNothingHeld(absl::Seconds(3));
 }
 
 TEST_F(CancelTest, NobodyListens_RequestIsCancelledAfterTheDetachTimeout) {
@@ -127,8 +114,7 @@ TEST_F(CancelTest, NobodyListens_RequestIsCancelledAfterTheDetachTimeout) {
                   ->Submit(submit, [](const PrefillEvent&) { return true; })
                   .ok());
   // Nobody attaches.
-  const absl::Status held = cluster_->AwaitNothingHeld(absl::Seconds(10));
-  EXPECT_TRUE(held.ok()) << held;
+  ExpectNothingHeld(absl::Seconds(10));
   const auto requests = cluster_->coordinator().Requests();
   ASSERT_TRUE(requests.ok());
   ASSERT_EQ(requests->size(), 1u);

@@ -5,7 +5,7 @@
 #include <regex>
 
 #include "kvstore/client/cluster_client.h"
-#include "tests/cluster/cluster_testing.h"
+#include "tests/cluster/cluster_fixture.h"
 #include "tests/support/run_program.h"
 
 namespace kvt {
@@ -128,14 +128,12 @@ TEST_F(InstalledClient, Example_WithoutACluster_SaysWhatIsMissing) {
 }
 
 // The library itself against a real cluster, for what the example does not do.
-class ClusterClientTest : public testing::Test {
+class ClusterClientTest : public ClusterTest {
  protected:
   void SetUp() override {
     ClusterSpec spec;
-    spec.model_folder = model_.path();
     spec.decodes = 1;
-    cluster_ = StartOrFail(spec);
-    ASSERT_NE(cluster_, nullptr);
+    StartCluster(spec);
   }
   ClusterClientOptions Options(const std::string& model) {
     ClusterClientOptions options;
@@ -145,9 +143,6 @@ class ClusterClientTest : public testing::Test {
     options.tier.transport = TierTransport::kUcx;
     return options;
   }
-
-  const SmallModelFolder model_;
-  std::unique_ptr<TestCluster> cluster_;
 };
 
 TEST_F(ClusterClientTest, ServedModel_FindsWhatTheWorkersWrote) {
@@ -176,7 +171,7 @@ TEST_F(ClusterClientTest, ServedModel_FindsWhatTheWorkersWrote) {
             0);
   (*client)->Finish(*ticket);
   (*client)->Finish(*ticket);  // idempotent
-  EXPECT_TRUE(cluster_->AwaitNothingHeld(absl::Seconds(15)).ok());
+  ExpectNothingHeld(absl::Seconds(15));
 }
 
 TEST_F(ClusterClientTest, WrongOptions_AreRefusedNamingWhatIsWrong) {
@@ -225,7 +220,7 @@ TEST_F(ClusterClientTest, CancelledTicket_IsToldAndEnds) {
     EXPECT_EQ(request.phase, request.id == left->ticket.id ? RequestPhase::kFailed
                                                            : RequestPhase::kCancelled);
   }
-  EXPECT_TRUE(cluster_->AwaitNothingHeld(absl::Seconds(15)).ok());
+  ExpectNothingHeld(absl::Seconds(15));
 }
 
 }  // namespace

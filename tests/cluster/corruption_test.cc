@@ -9,7 +9,7 @@
 #include "absl/strings/strip.h"
 #include "kvstore/client/sequence_blocks.h"
 #include "kvstore/wire/wire_rpc.h"
-#include "tests/cluster/cluster_testing.h"
+#include "tests/cluster/cluster_fixture.h"
 
 namespace kvt {
 namespace {
@@ -27,21 +27,14 @@ uint64_t ArenaAddress(pid_t pid) {
   return 0;
 }
 
-class CorruptionTest : public testing::Test {
+class CorruptionTest : public ClusterTest {
  protected:
-  void StartCluster(bool verify) {
+  void StartVerifying(bool verify) {
     ClusterSpec spec;
-    spec.model_folder = model_.path();
     spec.stores = 1;
     spec.decodes = 1;
     spec.tier_keys = absl::StrCat("verify_checksums = ", verify ? "true" : "false", "\n");
-    cluster_ = StartOrFail(spec);
-    ASSERT_NE(cluster_, nullptr);
-    reference_ = ReferenceOrFail(model_.path());
-    ASSERT_NE(reference_, nullptr);
-  }
-  void TearDown() override {
-    if (HasFailure() && cluster_ != nullptr) ADD_FAILURE() << cluster_->Logs();
+    StartClusterAndReference(spec);
   }
 
   // Flips one bit of the exponent of a V value in the last layer of a stored block of the prompt.
@@ -98,14 +91,10 @@ class CorruptionTest : public testing::Test {
     ASSERT_TRUE(store->CloseSession(session->session).ok());
     (void)cluster_->coordinator().Cancel(admitted->id, "");
   }
-
-  SmallModelFolder model_;
-  std::unique_ptr<TestCluster> cluster_;
-  std::unique_ptr<ReferenceModel> reference_;
 };
 
 TEST_F(CorruptionTest, ChecksumsOff_FlippedByteChangesTheOutput) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster(false));
+  ASSERT_NO_FATAL_FAILURE(StartVerifying(false));
   const std::vector<int32_t> prompt = RandomPrompt(31, kPromptTokens);
   const auto expected = reference_->Generate(prompt, kOutput);
   ASSERT_TRUE(expected.ok());
@@ -120,7 +109,7 @@ TEST_F(CorruptionTest, ChecksumsOff_FlippedByteChangesTheOutput) {
 }
 
 TEST_F(CorruptionTest, ChecksumsOn_FlippedByteIsAMissAndTheTokensAreTheSame) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster(true));
+  ASSERT_NO_FATAL_FAILURE(StartVerifying(true));
   const std::vector<int32_t> prompt = RandomPrompt(31, kPromptTokens);
   const auto expected = reference_->Generate(prompt, kOutput);
   ASSERT_TRUE(expected.ok());

@@ -9,25 +9,18 @@
 #include "absl/strings/match.h"
 #include "kernels/base/clock.h"
 #include "kvstore/wire/wire_rpc.h"
-#include "tests/cluster/cluster_testing.h"
+#include "tests/cluster/cluster_fixture.h"
 
 namespace kvt {
 namespace {
 
 constexpr int kRequests = 6;
 
-class DrainTest : public testing::Test {
+class DrainTest : public ClusterTest {
  protected:
-  void StartCluster(ClusterSpec spec) {
-    spec.model_folder = model_.path();
-    cluster_ = StartOrFail(spec);
-    ASSERT_NE(cluster_, nullptr);
-    reference_ = ReferenceOrFail(model_.path());
-    ASSERT_NE(reference_, nullptr);
-  }
   void TearDown() override {
-    for (std::thread& thread : threads_) thread.join();
-    if (HasFailure() && cluster_ != nullptr) ADD_FAILURE() << cluster_->Logs();
+    JoinRequests();
+    ClusterTest::TearDown();
   }
 
   // Starts requests of `output` tokens each. As soon as one of them has its third token, a worker that
@@ -95,9 +88,6 @@ class DrainTest : public testing::Test {
     EXPECT_EQ(served.result.tokens, Expected(*reference_, {prompt}, 8)[0]);
   }
 
-  SmallModelFolder model_;
-  std::unique_ptr<TestCluster> cluster_;
-  std::unique_ptr<ReferenceModel> reference_;
   std::vector<std::vector<int32_t>> prompts_;
   std::vector<GenerateOutcome> outcomes_;
   std::vector<std::thread> threads_;
@@ -109,7 +99,7 @@ class DrainTest : public testing::Test {
 TEST_F(DrainTest, DecodeWorkerStopsUnderLoad_ItsRequestsFinishAndNewOnesGoElsewhere) {
   ClusterSpec spec;
   spec.decode_keys += "drain_timeout = \"2m\"\n";
-  ASSERT_NO_FATAL_FAILURE(StartCluster(spec));
+  ASSERT_NO_FATAL_FAILURE(StartClusterAndReference(spec));
   const std::string victim = StopADecodeWorkerUnderLoad(1000, 600);
   ExpectToldOfDrain(victim);
   ExpectServedBy(OtherThan(victim), 1100);
@@ -130,14 +120,13 @@ TEST_F(DrainTest, DecodeWorkerStopsUnderLoad_ItsRequestsFinishAndNewOnesGoElsewh
   });
   EXPECT_TRUE(gone.ok()) << gone;
   ExpectServedBy(OtherThan(victim), 1110);
-  const absl::Status held = cluster_->AwaitNothingHeld(absl::Seconds(20));
-  EXPECT_TRUE(held.ok()) << held;
+  ExpectNothingHeld();
 }
 
 TEST_F(DrainTest, DecodeWorkerStopsAndRequestsOutlastItsTime_TheyFailClearlyOthersGoOn) {
   ClusterSpec spec;
   spec.decode_keys += "drain_timeout = \"0s\"\n";
-  ASSERT_NO_FATAL_FAILURE(StartCluster(spec));
+  ASSERT_NO_FATAL_FAILURE(StartClusterAndReference(spec));
   const std::string victim = StopADecodeWorkerUnderLoad(1200, 1800);
   JoinRequests();
   const auto expected = Expected(*reference_, prompts_, 1800);
@@ -162,8 +151,7 @@ TEST_F(DrainTest, DecodeWorkerStopsAndRequestsOutlastItsTime_TheyFailClearlyOthe
   }
   EXPECT_GT(failed, 0) << "1,800 tokens were decoded before the signal arrived";
   ExpectServedBy(OtherThan(victim), 1300);
-  const absl::Status held = cluster_->AwaitNothingHeld(absl::Seconds(20));
-  EXPECT_TRUE(held.ok()) << held;
+  ExpectNothingHeld();
 }
 
 // Its lease at the coordinator is over: someone else may have been given its work.
@@ -171,7 +159,7 @@ TEST_F(DrainTest, CoordinatorOutOfReach_WorkersRefuseNewWorkUntilItIsBack) {
   ClusterSpec spec;
   spec.decodes = 1;
   spec.coordinator_keys = "lease = \"3s\"\n";
-  ASSERT_NO_FATAL_FAILURE(StartCluster(spec));
+  ASSERT_NO_FATAL_FAILURE(StartClusterAndReference(spec));
   const auto decode_at = cluster_->Node("decode-0");
   const auto prefill_at = cluster_->Node("prefill-0");
   ASSERT_TRUE(decode_at.ok() && prefill_at.ok());

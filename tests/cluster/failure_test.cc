@@ -9,7 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "kernels/base/clock.h"
-#include "tests/cluster/cluster_testing.h"
+#include "tests/cluster/cluster_fixture.h"
 
 namespace kvt {
 namespace {
@@ -19,19 +19,8 @@ constexpr int kOutput = 300;
 // From the kill until every request that fails has ended.
 constexpr absl::Duration kEndBound = absl::Seconds(15);
 
-class FailureTest : public testing::Test {
+class FailureTest : public ClusterTest {
  protected:
-  void StartCluster(ClusterSpec spec) {
-    spec.model_folder = model_.path();
-    cluster_ = StartOrFail(spec);
-    ASSERT_NE(cluster_, nullptr);
-    reference_ = ReferenceOrFail(model_.path());
-    ASSERT_NE(reference_, nullptr);
-  }
-  void TearDown() override {
-    if (HasFailure() && cluster_ != nullptr) ADD_FAILURE() << cluster_->Logs();
-  }
-
   static std::vector<std::vector<int32_t>> Prompts(uint64_t seed, int tokens) {
     std::vector<std::vector<int32_t>> prompts;
     for (int i = 0; i < kRequests; ++i) {
@@ -89,19 +78,15 @@ class FailureTest : public testing::Test {
     bool told = false;
     for (const ClusterEvent& event : status->events) told |= absl::StrContains(event.text, victim);
     EXPECT_TRUE(told) << "no event names " << victim;
-    const absl::Status held = cluster_->AwaitNothingHeld(absl::Seconds(15));
-    EXPECT_TRUE(held.ok()) << held;
+    ExpectNothingHeld(absl::Seconds(15));
   }
 
-  SmallModelFolder model_;
-  std::unique_ptr<TestCluster> cluster_;
-  std::unique_ptr<ReferenceModel> reference_;
   // From the kill until the last request that failed had ended.
   absl::Duration failed_after_;
 };
 
 TEST_F(FailureTest, DecodeWorkerKilled_OthersKeepTheirTokensItsRequestsFailClearly) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster({}));
+  ASSERT_NO_FATAL_FAILURE(StartClusterAndReference({}));
   const auto prompts = Prompts(100, 200);
   const auto expected = Expected(*reference_, prompts, kOutput);
   const auto outcomes = RunAndKill(prompts, "decode-0", kRequests, 5);
@@ -130,7 +115,7 @@ TEST_F(FailureTest, PrefillWorkerKilled_HandedOverRequestsGoOnItsOthersFailClear
   ClusterSpec spec;
   spec.prefills = 2;
   spec.prefill_keys += "chunk_tokens = 16\n";  // long enough to be killed within
-  ASSERT_NO_FATAL_FAILURE(StartCluster(spec));
+  ASSERT_NO_FATAL_FAILURE(StartClusterAndReference(spec));
   const auto prompts = Prompts(200, 1600);
   const auto expected = Expected(*reference_, prompts, kOutput);
   // The first token of any request: the others still compute.
@@ -156,14 +141,11 @@ TEST_F(FailureTest, PrefillWorkerKilled_HandedOverRequestsGoOnItsOthersFailClear
 }
 
 TEST_F(FailureTest, StoreKilledWhileDecoding_NoRequestFails) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster({}));
+  ASSERT_NO_FATAL_FAILURE(StartClusterAndReference({}));
   const auto prompts = Prompts(300, 300);
   const auto expected = Expected(*reference_, prompts, kOutput);
   const auto outcomes = RunAndKill(prompts, "store-0", kRequests, 3);
-  for (size_t i = 0; i < outcomes.size(); ++i) {
-    EXPECT_TRUE(outcomes[i].status.ok()) << outcomes[i].status;
-    EXPECT_EQ(outcomes[i].result.tokens, expected[i]) << "request " << i;
-  }
+  ExpectTokens(outcomes, expected);
   ExpectToldAndNothingHeld("store-0");
   // Half of the prefix is lost: recomputed, not an error.
   const GenerateOutcome again = cluster_->Generate(Request(prompts[7], kOutput));
@@ -175,72 +157,43 @@ TEST_F(FailureTest, StoreKilledWhileDecoding_NoRequestFails) {
 TEST_F(FailureTest, StoreKilledWhilePrefilling_CostsRecomputingAndNoError) {
   ClusterSpec spec;
   spec.prefill_keys += "chunk_tokens = 16\n";
-  ASSERT_NO_FATAL_FAILURE(StartCluster(spec));
+  ASSERT_NO_FATAL_FAILURE(StartClusterAndReference(spec));
   const auto prompts = Prompts(400, 1200);
   const auto expected = Expected(*reference_, prompts, kOutput);
   const auto outcomes = RunAndKill(prompts, "store-1", 1, 1);
-  for (size_t i = 0; i < outcomes.size(); ++i) {
-    EXPECT_TRUE(outcomes[i].status.ok()) << outcomes[i].status;
-    EXPECT_EQ(outcomes[i].result.tokens, expected[i]) << "request " << i;
-  }
+  ExpectTokens(outcomes, expected);
   ExpectToldAndNothingHeld("store-1");
   ExpectServesOn(9300);
 }
 
 TEST_F(FailureTest, StoreStopped_RequestsGoOnWithoutIt) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster({}));
+  ASSERT_NO_FATAL_FAILURE(StartClusterAndReference({}));
   const auto prompts = Prompts(500, 300);
   const auto expected = Expected(*reference_, prompts, 16);
   std::vector<ctl::GenerateRequest> requests;
   for (const auto& prompt : prompts) requests.push_back(Request(prompt, 16));
   cluster_->Signal("store-0", SIGSTOP);
   const auto outcomes = cluster_->GenerateAll(requests);
-  for (size_t i = 0; i < outcomes.size(); ++i) {
-    EXPECT_TRUE(outcomes[i].status.ok()) << outcomes[i].status;
-    EXPECT_EQ(outcomes[i].result.tokens, expected[i]) << "request " << i;
-  }
+  ExpectTokens(outcomes, expected);
   cluster_->Signal("store-0", SIGCONT);
   const absl::Status back = cluster_->AwaitState("store-0", "ready", absl::Seconds(10));
   EXPECT_TRUE(back.ok()) << back;
   ExpectServesOn(9400);
-  const absl::Status held = cluster_->AwaitNothingHeld(absl::Seconds(20));
-  EXPECT_TRUE(held.ok()) << held;
+  ExpectNothingHeld();
 }
 
 // The whole tier goes away while requests decode: what they hold on the device is enough to answer.
 // New requests are served without it, and by it again when the stores are back.
 TEST_F(FailureTest, F14_AllStoresStopped_RunningRequestsAnswerAndNewOnesAreNotHeldUp) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster({}));
+  ASSERT_NO_FATAL_FAILURE(StartClusterAndReference({}));
   const auto prompts = Prompts(600, 200);
   const auto expected = Expected(*reference_, prompts, kOutput);
-  std::vector<GenerateOutcome> outcomes(prompts.size());
-  std::atomic<int> decoding{0};  // or ended
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    threads.emplace_back([&, i] {
-      int seen = 0;
-      outcomes[i] = cluster_->Generate(Request(prompts[i], kOutput), [&](int32_t) {
-        if (++seen == 3) ++decoding;
-      });
-      if (seen < 3) ++decoding;
-    });
-  }
-  const absl::Status running = Await(absl::Seconds(120), [&] {
-    return decoding == kRequests ? absl::OkStatus()
-                                 : absl::DeadlineExceededError("not running yet");
-  });
-  EXPECT_TRUE(running.ok()) << running;
-  for (const std::string& store : cluster_->NamesOf("store")) cluster_->Signal(store, SIGSTOP);
+  RunningRequests running(*cluster_, prompts, kOutput);
+  running.ExpectDecoding();
+  SignalStores(SIGSTOP);
   const absl::Time stopped = RealClock::Get().Now();
-  for (std::thread& thread : threads) thread.join();
-  for (size_t i = 0; i < outcomes.size(); ++i) {
-    EXPECT_TRUE(outcomes[i].status.ok()) << outcomes[i].status;
-    EXPECT_EQ(outcomes[i].result.tokens, expected[i]) << "request " << i;
-  }
-  for (const std::string& store : cluster_->NamesOf("store")) {
-    const absl::Status dead = cluster_->AwaitState(store, "dead", absl::Seconds(10));
-    EXPECT_TRUE(dead.ok()) << dead;
-  }
+  ExpectTokens(running.Join(), expected);
+  ExpectStoresReach("dead", absl::Seconds(10));
   const auto others = Prompts(650, 100);
   const auto other_answers = Expected(*reference_, others, 8);
   for (size_t i = 0; i < 3; ++i) {
@@ -252,20 +205,16 @@ TEST_F(FailureTest, F14_AllStoresStopped_RunningRequestsAnswerAndNewOnesAreNotHe
     EXPECT_LT(RealClock::Get().Now() - asked, kEndBound);
   }
   RecordProperty("stopped_ms", absl::ToInt64Milliseconds(RealClock::Get().Now() - stopped));
-  for (const std::string& store : cluster_->NamesOf("store")) cluster_->Signal(store, SIGCONT);
-  for (const std::string& store : cluster_->NamesOf("store")) {
-    const absl::Status back = cluster_->AwaitState(store, "ready", absl::Seconds(10));
-    EXPECT_TRUE(back.ok()) << back;
-  }
+  SignalStores(SIGCONT);
+  ExpectStoresReach("ready", absl::Seconds(10));
   ExpectServesOn(9500);
-  const absl::Status held = cluster_->AwaitNothingHeld(absl::Seconds(20));
-  EXPECT_TRUE(held.ok()) << held;
+  ExpectNothingHeld();
 }
 
 // The stores come and go while prompts are computed and written: requests wait for them, as long as
 // the configuration says, and answer.
 TEST_F(FailureTest, F14_AllStoresFlap_EveryRequestAnswersWithTheSameTokens) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster({}));
+  ASSERT_NO_FATAL_FAILURE(StartClusterAndReference({}));
   const auto prompts = Prompts(700, 400);
   const auto expected = Expected(*reference_, prompts, 32);
   std::vector<ctl::GenerateRequest> requests;
@@ -278,25 +227,21 @@ TEST_F(FailureTest, F14_AllStoresFlap_EveryRequestAnswersWithTheSameTokens) {
   });
   // Below the time after which a silent store counts as dead.
   for (int flap = 0; flap < 4; ++flap) {
-    for (const std::string& store : cluster_->NamesOf("store")) cluster_->Signal(store, SIGSTOP);
+    SignalStores(SIGSTOP);
     const absl::Time until = RealClock::Get().Now() + absl::Milliseconds(900);
     (void)Await(absl::Seconds(5), [&] {
       return RealClock::Get().Now() >= until ? absl::OkStatus() : absl::UnavailableError("");
     });
-    for (const std::string& store : cluster_->NamesOf("store")) cluster_->Signal(store, SIGCONT);
+    SignalStores(SIGCONT);
     const absl::Time next = RealClock::Get().Now() + absl::Milliseconds(600);
     (void)Await(absl::Seconds(5), [&] {
       return done || RealClock::Get().Now() >= next ? absl::OkStatus() : absl::UnavailableError("");
     });
   }
   all.join();
-  for (size_t i = 0; i < outcomes.size(); ++i) {
-    EXPECT_TRUE(outcomes[i].status.ok()) << outcomes[i].status;
-    EXPECT_EQ(outcomes[i].result.tokens, expected[i]) << "request " << i;
-  }
+  ExpectTokens(outcomes, expected);
   ExpectServesOn(9600);
-  const absl::Status held = cluster_->AwaitNothingHeld(absl::Seconds(20));
-  EXPECT_TRUE(held.ok()) << held;
+  ExpectNothingHeld();
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include "kernels/model/model_config.h"
 #include "kernels/model/safetensors.h"
 #include "kernels/select/calibration.h"
-#include "tests/cluster/cluster_testing.h"
+#include "tests/cluster/cluster_fixture.h"
 
 namespace kvt {
 namespace {
@@ -32,11 +32,10 @@ std::string WriteCalibration(const std::string& model_folder, const TempFolder& 
   return folder.path() + "/small.cal";
 }
 
-class FidelityTest : public testing::Test {
+class FidelityTest : public ClusterTest {
  protected:
   void SetUp() override {
     ClusterSpec spec;
-    spec.model_folder = model_.path();
     spec.decodes = 1;
     spec.coordinator_keys =
         "offload_from_tokens = 400\n"
@@ -44,11 +43,7 @@ class FidelityTest : public testing::Test {
         " {name = \"careful\", loosest_fidelity = \"exact\"}]\n";
     spec.decode_keys += "sparse_budget = 256\n";
     spec.model_keys = "calibration = \"" + WriteCalibration(model_.path(), files_) + "\"\n";
-    cluster_ = StartOrFail(spec);
-    ASSERT_NE(cluster_, nullptr);
-  }
-  void TearDown() override {
-    if (HasFailure() && cluster_ != nullptr) ADD_FAILURE() << cluster_->Logs();
+    StartCluster(spec);
   }
 
   GenerateOutcome Ask(const std::string& tenant, std::optional<Fidelity> fidelity,
@@ -78,9 +73,7 @@ class FidelityTest : public testing::Test {
     return found;
   }
 
-  SmallModelFolder model_;
   TempFolder files_;
-  std::unique_ptr<TestCluster> cluster_;
 };
 
 TEST_F(FidelityTest, TenantsDefault_GivesTheClass_AndDigestsStayInTheStores) {

@@ -1,7 +1,7 @@
 // Greedy and sampled tokens through a real cluster equal those of the model in one process, bit for
 // bit, whatever the batch, the transport and the reuse of prefixes; and decode moves exactly the
 // blocks' bytes.
-#include "tests/cluster/cluster_testing.h"
+#include "tests/cluster/cluster_fixture.h"
 
 namespace kvt {
 namespace {
@@ -36,24 +36,13 @@ void ExpectExactBytes(const GenerateOutcome& outcome, size_t prompt_tokens) {
   EXPECT_EQ(decode.computed.base + decode.computed.sparse, 0u);
 }
 
-class IdentityTest : public testing::TestWithParam<const char*> {
+class IdentityTest : public ClusterTest, public testing::WithParamInterface<const char*> {
  protected:
   void SetUp() override {
     ClusterSpec spec;
-    spec.model_folder = model_.path();
     spec.transport = GetParam();
-    cluster_ = StartOrFail(spec);
-    ASSERT_NE(cluster_, nullptr);
-    reference_ = ReferenceOrFail(model_.path());
-    ASSERT_NE(reference_, nullptr);
+    StartClusterAndReference(spec);
   }
-  void TearDown() override {
-    if (HasFailure() && cluster_ != nullptr) ADD_FAILURE() << cluster_->Logs();
-  }
-
-  SmallModelFolder model_;
-  std::unique_ptr<TestCluster> cluster_;
-  std::unique_ptr<ReferenceModel> reference_;
 };
 
 TEST_P(IdentityTest, Greedy_TwentyPromptsAloneAndEightAtATime_EqualTheModelAlone) {
@@ -80,8 +69,7 @@ TEST_P(IdentityTest, Greedy_TwentyPromptsAloneAndEightAtATime_EqualTheModelAlone
       ExpectExactBytes(outcomes[k], prompts[first + k].size());
     }
   }
-  const absl::Status held = cluster_->AwaitNothingHeld(absl::Seconds(15));
-  EXPECT_TRUE(held.ok()) << held;
+  ExpectNothingHeld(absl::Seconds(15));
 }
 
 TEST_P(IdentityTest, SharedLongPrefix_SecondRequest_ComputesOnlyTheRest) {

@@ -5,7 +5,7 @@
 #include <csignal>
 #include <thread>
 
-#include "tests/cluster/cluster_testing.h"
+#include "tests/cluster/cluster_fixture.h"
 #include "tests/support/small_calibration.h"
 
 namespace kvt {
@@ -14,21 +14,16 @@ namespace {
 constexpr int kPrompt = 1500;
 constexpr int kOutput = 40;
 
-class OffloadTest : public testing::Test {
+class OffloadTest : public ClusterTest {
  protected:
-  void StartCluster(const std::string& decode_keys) {
+  void StartOffloading(const std::string& decode_keys) {
     ClusterSpec spec;
-    spec.model_folder = model_.path();
     spec.decodes = 1;
     spec.coordinator_keys = "offload_from_tokens = 400\n";
     spec.model_keys = "calibration = \"" + WriteSmallCalibration(model_.path(), files_) + "\"\n";
     spec.prefill_keys += "selection_tokens = 272\n";
     spec.decode_keys += decode_keys;
-    cluster_ = StartOrFail(spec);
-    ASSERT_NE(cluster_, nullptr);
-  }
-  void TearDown() override {
-    if (HasFailure() && cluster_ != nullptr) ADD_FAILURE() << cluster_->Logs();
+    StartCluster(spec);
   }
   ctl::GenerateRequest Sparse(uint64_t seed, uint32_t output) {
     ctl::GenerateRequest request = Request(RandomPrompt(seed, kPrompt), output);
@@ -36,18 +31,12 @@ class OffloadTest : public testing::Test {
     request.fidelity = Fidelity::kSparse;
     return request;
   }
-  void ExpectNothingHeld() {
-    const absl::Status held = cluster_->AwaitNothingHeld(absl::Seconds(20));
-    EXPECT_TRUE(held.ok()) << held;
-  }
 
-  SmallModelFolder model_;
   TempFolder files_;
-  std::unique_ptr<TestCluster> cluster_;
 };
 
 TEST_F(OffloadTest, BudgetOfEverything_EqualsTheModelAloneAndIsExact) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster("sparse_budget = 4096\nhot_factor = 1\nfetch_cap = 1\n"));
+  ASSERT_NO_FATAL_FAILURE(StartOffloading("sparse_budget = 4096\nhot_factor = 1\nfetch_cap = 1\n"));
   const auto reference = ReferenceOrFail(model_.path());
   ASSERT_NE(reference, nullptr);
   for (const uint64_t seed : {31, 32}) {
@@ -66,7 +55,7 @@ TEST_F(OffloadTest, BudgetOfEverything_EqualsTheModelAloneAndIsExact) {
 }
 
 TEST_F(OffloadTest, SmallBudget_AdmissionPullsAPartAndStepsFetchTheRestTheyNeed) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster("sparse_budget = 272\n"));
+  ASSERT_NO_FATAL_FAILURE(StartOffloading("sparse_budget = 272\n"));
   const GenerateOutcome outcome = cluster_->Generate(Sparse(33, kOutput));
   ASSERT_TRUE(outcome.status.ok()) << outcome.status;
   EXPECT_EQ(outcome.result.tokens.size(), static_cast<size_t>(kOutput));
@@ -81,7 +70,7 @@ TEST_F(OffloadTest, SmallBudget_AdmissionPullsAPartAndStepsFetchTheRestTheyNeed)
 }
 
 TEST_F(OffloadTest, CancelWhileItSteps_NothingIsHeld) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster("sparse_budget = 272\n"));
+  ASSERT_NO_FATAL_FAILURE(StartOffloading("sparse_budget = 272\n"));
   const auto session = cluster_->NewSession();
   std::atomic<int> tokens{0};
   absl::Status status;
@@ -100,7 +89,7 @@ TEST_F(OffloadTest, CancelWhileItSteps_NothingIsHeld) {
 }
 
 TEST_F(OffloadTest, StoreKilledWhileItSteps_RequestEndsWellAndNothingIsHeld) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster("sparse_budget = 272\nhot_factor = 1\n"));
+  ASSERT_NO_FATAL_FAILURE(StartOffloading("sparse_budget = 272\nhot_factor = 1\n"));
   const auto session = cluster_->NewSession();
   std::atomic<int> tokens{0};
   absl::Status status;

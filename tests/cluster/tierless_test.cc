@@ -7,7 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "kernels/base/clock.h"
-#include "tests/cluster/cluster_testing.h"
+#include "tests/cluster/cluster_fixture.h"
 
 namespace kvt {
 namespace {
@@ -16,29 +16,12 @@ constexpr int kRequests = 4;
 // The stores' absence may cost a request so long, on a machine that does other things too.
 constexpr absl::Duration kServedWithin = absl::Seconds(30);
 
-class TierlessTest : public testing::Test {
+class TierlessTest : public ClusterTest {
  protected:
-  void StartCluster() {
+  void StartTierless() {
     ClusterSpec spec;
-    spec.model_folder = model_.path();
     spec.prefill_keys += "store_wait = \"2s\"\n";
-    cluster_ = StartOrFail(spec);
-    ASSERT_NE(cluster_, nullptr);
-    reference_ = ReferenceOrFail(model_.path());
-    ASSERT_NE(reference_, nullptr);
-  }
-  void TearDown() override {
-    if (HasFailure() && cluster_ != nullptr) ADD_FAILURE() << cluster_->Logs();
-  }
-
-  void KillStores() {
-    for (const std::string& store : cluster_->NamesOf("store")) cluster_->Signal(store, SIGKILL);
-  }
-  void AwaitStores(const std::string& state) {
-    for (const std::string& store : cluster_->NamesOf("store")) {
-      const absl::Status reached = cluster_->AwaitState(store, state, absl::Seconds(20));
-      EXPECT_TRUE(reached.ok()) << reached;
-    }
+    ASSERT_NO_FATAL_FAILURE(StartClusterAndReference(spec));
   }
   bool IsTold(absl::string_view text) {
     const auto status = cluster_->coordinator().Status();
@@ -49,50 +32,23 @@ class TierlessTest : public testing::Test {
     }
     return false;
   }
-  void ExpectSlotsFree() {
-    const absl::Status held = cluster_->AwaitNothingHeld(absl::Seconds(20));
-    EXPECT_TRUE(held.ok()) << held;
-  }
-
-  SmallModelFolder model_;
-  std::unique_ptr<TestCluster> cluster_;
-  std::unique_ptr<ReferenceModel> reference_;
 };
 
 TEST_F(TierlessTest, F14_AllStoresKilled_RunningRequestsFinishNewOnesAreServedAndTheTierComesBack) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  ASSERT_NO_FATAL_FAILURE(StartTierless());
   std::vector<std::vector<int32_t>> prompts;
   for (uint64_t i = 0; i < kRequests; ++i) prompts.push_back(RandomPrompt(800 + i, 200));
   const auto expected = Expected(*reference_, prompts, 300);
-  std::vector<GenerateOutcome> outcomes(prompts.size());
-  std::atomic<int> decoding{0};  // or ended
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    threads.emplace_back([&, i] {
-      int seen = 0;
-      outcomes[i] = cluster_->Generate(Request(prompts[i], 300), [&](int32_t) {
-        if (++seen == 3) ++decoding;
-      });
-      if (seen < 3) ++decoding;
-    });
-  }
-  const absl::Status running = Await(absl::Seconds(120), [&] {
-    return decoding == kRequests ? absl::OkStatus()
-                                 : absl::DeadlineExceededError("not running yet");
-  });
-  EXPECT_TRUE(running.ok()) << running;
-  KillStores();
+  RunningRequests running(*cluster_, prompts, 300);
+  running.ExpectDecoding();
+  SignalStores(SIGKILL);
   // At once, with a placement of dead stores: prefill waits store_wait for them, then goes on.
   const auto early_prompt = RandomPrompt(850, 500);
   const GenerateOutcome early = cluster_->Generate(Request(early_prompt, 24));
   EXPECT_TRUE(early.status.ok()) << early.status;
   EXPECT_EQ(early.result.tokens, Expected(*reference_, {early_prompt}, 24)[0]);
-  for (std::thread& thread : threads) thread.join();
-  for (size_t i = 0; i < outcomes.size(); ++i) {
-    EXPECT_TRUE(outcomes[i].status.ok()) << outcomes[i].status;
-    EXPECT_EQ(outcomes[i].result.tokens, expected[i]) << "request " << i;
-  }
-  AwaitStores("dead");
+  ExpectTokens(running.Join(), expected);
+  ExpectStoresReach("dead", absl::Seconds(20));
 
   // Admitted without a placement, several at once, with prompts of several chunks and a tail.
   std::vector<std::vector<int32_t>> fresh;
@@ -117,7 +73,7 @@ TEST_F(TierlessTest, F14_AllStoresKilled_RunningRequestsFinishNewOnesAreServedAn
     const absl::Status started = cluster_->Restart(store);
     EXPECT_TRUE(started.ok()) << started;
   }
-  AwaitStores("ready");
+  ExpectStoresReach("ready", absl::Seconds(20));
   // The workers' links come up by themselves; from then on the tier is used.
   absl::Status back;
   for (int tries = 0; tries < 20; ++tries) {
@@ -132,13 +88,13 @@ TEST_F(TierlessTest, F14_AllStoresKilled_RunningRequestsFinishNewOnesAreServedAn
   }
   EXPECT_TRUE(back.ok()) << back;
   EXPECT_TRUE(IsTold("use the tier again"));
-  ExpectSlotsFree();
+  ExpectNothingHeld();
 }
 
 TEST_F(TierlessTest, F14_CancelledWhileDecodeComputesThePrompt_EverythingComesBack) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster());
-  KillStores();
-  AwaitStores("dead");
+  ASSERT_NO_FATAL_FAILURE(StartTierless());
+  SignalStores(SIGKILL);
+  ExpectStoresReach("dead", absl::Seconds(20));
   for (int i = 0; i < 3; ++i) {
     const auto session = cluster_->NewSession();
     ctl::GenerateRequest request = Request(RandomPrompt(950, 1900), 100);
@@ -156,7 +112,7 @@ TEST_F(TierlessTest, F14_CancelledWhileDecodeComputesThePrompt_EverythingComesBa
     front_end.join();
     EXPECT_TRUE(status.ok() || absl::IsCancelled(status)) << status;
   }
-  ExpectSlotsFree();
+  ExpectNothingHeld();
   const auto prompt = RandomPrompt(960, 100);
   const GenerateOutcome after = cluster_->Generate(Request(prompt, 8));
   EXPECT_TRUE(after.status.ok()) << after.status;
