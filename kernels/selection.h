@@ -55,9 +55,11 @@ struct ScoreSegment {
 
 // scores[b] = mean over the selecting heads and the query heads of their groups of
 // sum over the 16 tokens t of b of softmax over all tokens of `blocks`(scale * q . key(t)), where the
-// keys are those of the digests. So the scores of a row sum to 1. (The offset of the codes is the
-// same for every token, and drops out of the softmax.)
-// Bytes: one pass over the digests; the softmax's exponentials bound it.
+// keys are those of the digests and q is the query in 8 bits: q . key(t) is
+// step * sum over d of q8[d] * code[t][d] (DigestQuantiseQuery; the sum is exact). So the scores of a
+// row sum to 1. (What the codes leave out, offsets and centres, is the same for every token, and drops
+// out of the softmax.)
+// Bytes: one pass over the digests.
 struct ScoreBlocksArgs {
   Geometry geometry;
   DigestSpec spec;

@@ -10,6 +10,10 @@ set_source_files_properties(attention_isa_avx512.cc PROPERTIES COMPILE_OPTIONS "
 set_source_files_properties(attention_isa_avx512bf16.cc PROPERTIES
                             COMPILE_OPTIONS "${KVT_AVX512};-mavx512bf16")
 # Digests and scores, the same way (select_blocks.cc).
-target_sources(kvt_cpu PRIVATE select_blocks.cc select_isa_avx2.cc select_isa_avx512.cc)
-set_source_files_properties(select_isa_avx2.cc PROPERTIES COMPILE_OPTIONS "-O3")
+target_sources(kvt_cpu PRIVATE select_blocks.cc select_digest.cc select_isa_avx2.cc
+  select_isa_avx512.cc select_isa_vnni.cc)
+set_source_files_properties(select_blocks.cc select_digest.cc select_isa_avx2.cc
+                            PROPERTIES COMPILE_OPTIONS "-O3")
 set_source_files_properties(select_isa_avx512.cc PROPERTIES COMPILE_OPTIONS "${KVT_AVX512};-O3")
+set_source_files_properties(select_isa_vnni.cc PROPERTIES
+                            COMPILE_OPTIONS "${KVT_AVX512};-mavx512vnni;-O3")

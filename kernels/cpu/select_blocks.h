@@ -1,19 +1,25 @@
 // Digests, scores and top blocks on the CPU (arguments: kernels/selection.h). Called by every member
 // of the team; work is shared.
 //
-// Scores go in two phases with a barrier between them. Phase 1 leaves, for every query and block, the
-// largest logit and the sum of exponentials below it; phase 2 joins them over the blocks of a row.
-// The result of a row depends on its own inputs alone, whatever the threads and the batch.
+// Scores go in two phases with a barrier between them. Phase 1 leaves, for every query and burst of
+// blocks, the largest logit and each block's sum of exponentials below it; phase 2 joins them over the
+// bursts of a row. Members share bursts, so the result of a row depends on its own inputs alone,
+// whatever the threads and the batch.
 #pragma once
 
 #include <cstddef>
 
-#include "absl/strings/string_view.h"
+#include "kernels/cpu/select_task.h"
 #include "kernels/cpu/thread_team.h"
 #include "kernels/cpu/workspace.h"
 #include "kernels/selection.h"
 
 namespace kvt {
+
+inline constexpr int kDigestHeadDimMax = 256;
+
+// The spec fits the geometry, and both fit here.
+void CheckDigestSpec(const Geometry& geometry, const DigestSpec& spec);
 
 void CpuMakeDigest(const MakeDigestArgs& args, TeamMember& member);
 
@@ -27,7 +33,7 @@ void CpuSelectTopBlocks(const SelectTopBlocksArgs& args, Workspace workspace, Te
 // Test hook, not thread-safe with running operations: the implementations of scoring that this
 // processor can run, best first, and the choice of one (0 is the default).
 [[nodiscard]] int CpuScoreIsaCount();
-[[nodiscard]] absl::string_view CpuScoreIsaName(int index);
+[[nodiscard]] const ScoreIsa& CpuScoreIsaAt(int index);
 void CpuScoreUseIsa(int index);
 
 }  // namespace kvt

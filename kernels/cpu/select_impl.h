@@ -1,8 +1,5 @@
-// ScoreBlockFn over an Arch (a vector of 16 f32, one lane a token). Included by select_isa_*.cc only.
-//
-// A block is head_dim codes of 16 tokens. Each row of 16 bytes is widened once and multiplied into
-// the sums of all queries: per block head_dim x (2 or 3 conversions + queries FMA), from L1 or a
-// stream of digests of head_dim x bits x 2 bytes.
+// ScoreIsa over an Arch: V (16 f32) as in attention_impl.h, I (16 int32) and B (64 bytes). Included by
+// select_isa_*.cc only.
 #pragma once
 
 #include <immintrin.h>
@@ -15,110 +12,177 @@
 namespace kvt {
 namespace {
 
-inline __m128i DigestRow(const uint8_t* digest, int row) {
-  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(digest + row * kBlockTokens));
-}
-// Bits [shift, shift + width) of every byte.
-inline __m128i ByteField(__m128i bytes, int shift, int width) {
-  return _mm_and_si128(_mm_srl_epi16(bytes, _mm_cvtsi32_si128(shift)),
-                       _mm_set1_epi8(static_cast<char>((1 << width) - 1)));
-}
+// exp2(x) is 0 below: results stay normal numbers.
+constexpr float kExponentLeast = -125.0f;
 
-template <typename Arch, int kQueries>
-inline void AddChannel(typename Arch::V (&sums)[kQueries], const ScoreTask& task, int channel,
-                       __m128i codes) {
-  const typename Arch::V key = Arch::FromBytes(codes);
-  for (int i = 0; i < kQueries; ++i) {
-    sums[i] = Arch::Fma(Arch::Set(task.q[i * task.head_dim + channel]), key, sums[i]);
-  }
-}
-
-// exp(x) for x <= 0, relative error below 2e-7; 0 below -87.
+// 2^x for x <= 0, relative error below 2e-7.
 template <typename Arch>
-inline typename Arch::V ExpNegative(typename Arch::V x) {
+inline typename Arch::V Exp2Negative(typename Arch::V x) {
   // 2^f on [-0.5, 0.5] is 1 + f (c0 + f (c1 + ...)), minimax.
   constexpr float kExp2[] = {6.931471825e-01f, 2.402264774e-01f, 5.550332367e-02f,
                              9.618436918e-03f, 1.339887502e-03f, 1.535336196e-04f};
-  const typename Arch::V z = Arch::Mul(x, Arch::Set(1.44269504f));
-  const typename Arch::V n = Arch::Round(z);
-  const typename Arch::V f = Arch::Sub(z, n);
+  const typename Arch::V n = Arch::Round(x);
+  const typename Arch::V f = Arch::Sub(x, n);
   typename Arch::V p = Arch::Set(kExp2[5]);
   for (int i = 4; i >= 0; --i) p = Arch::Fma(p, f, Arch::Set(kExp2[i]));
   p = Arch::Fma(p, f, Arch::Set(1.0f));
-  return Arch::ScaleOrZero(p, n, x, -87.0f);
+  return Arch::ScaleOrZero(p, n, x, kExponentLeast);
 }
 
-template <typename Arch, int kQueries>
-inline void ScoreQueries(const ScoreTask& task, const uint8_t* digest, BlockPart* parts,
-                         int stride) {
-  typename Arch::V even[kQueries], odd[kQueries];
-  for (int i = 0; i < kQueries; ++i) even[i] = odd[i] = Arch::Set(0.0f);
-  const int dim = task.head_dim;
-  if (task.bits == 4) {
-    for (int row = 0; row < dim / 2; ++row) {
-      const __m128i bytes = DigestRow(digest, row);
-      AddChannel<Arch, kQueries>(even, task, 2 * row, ByteField(bytes, 0, 4));
-      AddChannel<Arch, kQueries>(odd, task, 2 * row + 1, ByteField(bytes, 4, 4));
+// Adds to the sums the products of one row that holds 8 / kWidth groups of four channels; `q` is at
+// the row's first channel.
+template <typename Arch, int kWidth, int kQueries>
+inline void AddRow(typename Arch::I (&sums)[kQueries], const uint8_t* row, const int8_t* q,
+                   int head_dim) {
+  const typename Arch::B bytes = Arch::LoadBytes(row);
+#pragma GCC unroll 4
+  for (int pair = 0; pair < 4 / kWidth; ++pair) {
+    const typename Arch::B a = Arch::template Field<kWidth>(bytes, 2 * pair * kWidth);
+    const typename Arch::B b = Arch::template Field<kWidth>(bytes, (2 * pair + 1) * kWidth);
+    for (int i = 0; i < kQueries; ++i) {
+      sums[i] = Arch::DotPair(sums[i], a, b, q + i * head_dim + 8 * pair);
     }
-  } else {
-    for (int d = 0; d < dim; d += 2) {
-      __m128i a = ByteField(DigestRow(digest, d / 4), 2 * (d % 4), 2);
-      __m128i b = ByteField(DigestRow(digest, d / 4), 2 * (d % 4) + 2, 2);
-      if (task.bits == 3) {
-        const __m128i high = DigestRow(digest, dim / 4 + d / 8);
-        a = _mm_or_si128(a, _mm_slli_epi16(ByteField(high, d % 8, 1), 2));
-        b = _mm_or_si128(b, _mm_slli_epi16(ByteField(high, d % 8 + 1, 1), 2));
-      }
-      AddChannel<Arch, kQueries>(even, task, d, a);
-      AddChannel<Arch, kQueries>(odd, task, d + 1, b);
+  }
+}
+
+template <typename Arch, int kBits, int kQueries>
+inline void BlockLogits(const uint8_t* digest, const int8_t* q, int head_dim, int32_t* logits) {
+  constexpr int kLow = kBits == 4 ? 4 : 2;
+  constexpr int kRowChannels = 32 / kLow;
+  typename Arch::I sums[kQueries];
+  for (int i = 0; i < kQueries; ++i) sums[i] = Arch::ZeroInt();
+  for (int d = 0; d < head_dim; d += kRowChannels, digest += kDigestRowBytes) {
+    AddRow<Arch, kLow>(sums, digest, q + d, head_dim);
+  }
+  if constexpr (kBits == 3) {
+    typename Arch::I high[kQueries];
+    for (int i = 0; i < kQueries; ++i) high[i] = Arch::ZeroInt();
+    for (int d = 0; d < head_dim; d += 32, digest += kDigestRowBytes) {
+      AddRow<Arch, 1>(high, digest, q + d, head_dim);
     }
+    for (int i = 0; i < kQueries; ++i) sums[i] = Arch::AddTimes4(sums[i], high[i]);
   }
   for (int i = 0; i < kQueries; ++i) {
-    const typename Arch::V logits = Arch::Add(even[i], odd[i]);
-    const float max = Arch::ReduceMax(logits);
-    const float sum = Arch::ReduceAdd(ExpNegative<Arch>(Arch::Sub(logits, Arch::Set(max))));
-    parts[i * stride] = {max, sum};
+    Arch::StoreInt(logits + i * kBurstBlocks * kBlockTokens, sums[i]);
   }
 }
 
-template <typename Arch>
-void ScoreBlock(const ScoreTask& task, const uint8_t* digest, BlockPart* parts, int stride) {
+template <typename Arch, int kBits, int kQueries>
+inline void QueriesLogits(const ScoreTask& task, int first, int burst, int32_t* logits) {
+  const int8_t* q = task.q + first * task.head_dim;
+  const int begin = burst * kBurstBlocks;
+  const int end = std::min(begin + kBurstBlocks, task.blocks);
+  for (int b = begin; b < end; ++b, logits += kBlockTokens) {
+    const uint32_t entry = task.entries == nullptr ? task.first_entry + static_cast<uint32_t>(b)
+                                                   : task.entries[b];
+    BlockLogits<Arch, kBits, kQueries>(task.digests + size_t{entry} * task.stride, q, task.head_dim,
+                                       logits);
+  }
+}
+
+template <typename Arch, int kBits>
+inline void BitsLogits(const ScoreTask& task, int first, int count, int burst, int32_t* logits) {
   static_assert(kScoreQueriesMax == 4);
-  switch (task.queries) {
+  switch (count) {
     case 1:
-      return ScoreQueries<Arch, 1>(task, digest, parts, stride);
+      return QueriesLogits<Arch, kBits, 1>(task, first, burst, logits);
     case 2:
-      return ScoreQueries<Arch, 2>(task, digest, parts, stride);
+      return QueriesLogits<Arch, kBits, 2>(task, first, burst, logits);
     case 3:
-      return ScoreQueries<Arch, 3>(task, digest, parts, stride);
+      return QueriesLogits<Arch, kBits, 3>(task, first, burst, logits);
     default:
-      return ScoreQueries<Arch, 4>(task, digest, parts, stride);
+      return QueriesLogits<Arch, kBits, 4>(task, first, burst, logits);
   }
 }
 
 template <typename Arch>
-void CombineParts(const BlockPart* parts, int blocks, int queries, float* scores) {
-  constexpr int kLanes = kBlockTokens;
-  float max = -INFINITY;
-  for (int b = 0; b < blocks; ++b) max = std::max(max, parts[b].max);
-  alignas(64) float below[kLanes], sums[kLanes];
-  float sum = 0;
-  // Twice the same: first what all blocks sum to, then each one's share of it.
-  for (const bool share : {false, true}) {
-    const float weight = share ? 1.0f / (sum * static_cast<float>(queries)) : 0.0f;
-    for (int first = 0; first < blocks; first += kLanes) {
-      const int count = std::min(kLanes, blocks - first);
-      for (int i = 0; i < kLanes; ++i) {
-        below[i] = i < count ? parts[first + i].max - max : -1000.0f;
-        sums[i] = i < count ? parts[first + i].sum : 0.0f;
+void Logits(const ScoreTask& task, int first, int count, int burst, int32_t* logits) {
+  switch (task.bits) {
+    case 2:
+      return BitsLogits<Arch, 2>(task, first, count, burst, logits);
+    case 3:
+      return BitsLogits<Arch, 3>(task, first, count, burst, logits);
+    default:
+      return BitsLogits<Arch, 4>(task, first, count, burst, logits);
+  }
+}
+
+// The largest logit of a burst and each block's sum of exponentials.
+template <typename Arch>
+inline void Weigh(const int32_t* logits, int blocks, float step2, int32_t* max, float* sums) {
+  typename Arch::I most = Arch::LoadInt(logits);
+  for (int b = 1; b < blocks; ++b) {
+    most = Arch::MaxInt(most, Arch::LoadInt(logits + b * kBlockTokens));
+  }
+  *max = Arch::ReduceMaxInt(most);
+  most = Arch::SetInt(*max);
+  const typename Arch::V step = Arch::Set(step2);
+  const auto weight = [&](int b) {
+    const typename Arch::I below = Arch::SubInt(Arch::LoadInt(logits + b * kBlockTokens), most);
+    return Exp2Negative<Arch>(Arch::Mul(Arch::ToFloat(below), step));
+  };
+  typename Arch::Sums4 quads[kBurstBlocks / 4];
+  for (int i = 0; i < kBurstBlocks / 4; ++i) {
+    quads[i] = Arch::Sum4(weight(4 * i), weight(4 * i + 1), weight(4 * i + 2), weight(4 * i + 3));
+  }
+  const typename Arch::V all = Arch::Sum16(quads[0], quads[1], quads[2], quads[3]);
+  Arch::Store(sums, Arch::Select(blocks, all, Arch::Set(0.0f)));
+}
+
+template <typename Arch>
+void Score(const ScoreTask& task, int begin, int end) {
+  alignas(64) int32_t logits[kScoreQueriesMax * kBurstBlocks * kBlockTokens] = {};
+  for (int burst = begin; burst < end; ++burst) {
+    const int blocks = std::min(kBurstBlocks, task.blocks - burst * kBurstBlocks);
+    for (int first = 0; first < task.queries; first += kScoreQueriesMax) {
+      const int count = std::min(kScoreQueriesMax, task.queries - first);
+      Logits<Arch>(task, first, count, burst, logits);
+      for (int i = 0; i < count; ++i) {
+        const QueryParts& parts = task.parts[first + i];
+        Weigh<Arch>(logits + i * kBurstBlocks * kBlockTokens, blocks, task.step2[first + i],
+                    parts.max + burst, parts.sums + burst * kBurstBlocks);
+        if (burst == 0) *parts.step2 = task.step2[first + i];
       }
-      const typename Arch::V mass = Arch::Mul(ExpNegative<Arch>(Arch::Load(below)), Arch::Load(sums));
-      if (!share) {
-        sum += Arch::ReduceAdd(mass);
-      } else {
-        Arch::Store(below, Arch::Mul(mass, Arch::Set(weight)));
-        for (int i = 0; i < count; ++i) scores[first + i] += below[i];
+    }
+  }
+}
+
+// What a burst's sums are times, to be over the row's maximum: 16 bursts at a time.
+template <typename Arch>
+inline void BurstFactors(const QueryParts& parts, int first, int bursts, int32_t max, float* factors) {
+  const typename Arch::I below = Arch::SubInt(Arch::LoadInt(parts.max + first), Arch::SetInt(max));
+  const typename Arch::V x = Arch::Mul(Arch::ToFloat(below), Arch::Set(*parts.step2));
+  Arch::Store(factors, Arch::Select(std::min(bursts - first, kBurstBlocks), Exp2Negative<Arch>(x),
+                                    Arch::Set(0.0f)));
+}
+
+template <typename Arch>
+void Combine(const QueryParts& parts, int blocks, int queries, bool add, float* scores) {
+  const int bursts = Bursts(blocks);
+  const int32_t max = *std::max_element(parts.max, parts.max + bursts);
+  alignas(64) float factors[kBurstBlocks];
+  typename Arch::V mass = Arch::Set(0.0f);
+  for (int first = 0; first < bursts; first += kBurstBlocks) {
+    BurstFactors<Arch>(parts, first, bursts, max, factors);
+    for (int i = first; i < std::min(first + kBurstBlocks, bursts); ++i) {
+      mass = Arch::Fma(Arch::Set(factors[i - first]), Arch::Load(parts.sums + i * kBurstBlocks), mass);
+    }
+  }
+  const float share = 1.0f / (Arch::ReduceAdd(mass) * static_cast<float>(queries));
+  for (int first = 0; first < bursts; first += kBurstBlocks) {
+    BurstFactors<Arch>(parts, first, bursts, max, factors);
+    for (int i = first; i < std::min(first + kBurstBlocks, bursts); ++i) {
+      float* out = scores + i * kBurstBlocks;
+      const int count = std::min(kBurstBlocks, blocks - i * kBurstBlocks);
+      alignas(64) float tail[kBurstBlocks] = {};
+      if (count < kBurstBlocks) {
+        std::copy_n(out, add ? count : 0, tail);
+        out = tail;
       }
+      const typename Arch::V before = add ? Arch::LoadUnaligned(out) : Arch::Set(0.0f);
+      Arch::StoreUnaligned(out, Arch::Fma(Arch::Set(factors[i - first] * share),
+                                          Arch::Load(parts.sums + i * kBurstBlocks), before));
+      if (count < kBurstBlocks) std::copy_n(tail, count, scores + i * kBurstBlocks);
     }
   }
 }

@@ -1,4 +1,8 @@
-// The inner loop of ScoreBlocks, implemented for each instruction set.
+// The inner loops of ScoreBlocks, implemented for each instruction set.
+//
+// A row's blocks are scored in bursts of kBurstBlocks, so that sums over the tokens of a block are made
+// for 16 blocks in one vector. Logits are integers, exact, the same on every instruction set; so are,
+// by equal order of the same operations, the sums of exponentials.
 #pragma once
 
 #include <cstdint>
@@ -7,35 +11,47 @@
 
 namespace kvt {
 
-// Queries that one task scores at once.
+inline constexpr int kBurstBlocks = 16;
+// Queries that meet one load of codes.
 inline constexpr int kScoreQueriesMax = 4;
 
-// The parts of one block for one query.
-struct BlockPart {
-  float max;  // of the 16 logits
-  float sum;  // of exp(logit - max)
+[[nodiscard]] constexpr int Bursts(int blocks) { return (blocks + kBurstBlocks - 1) / kBurstBlocks; }
+
+// What the first phase leaves of one query of a row; arrays are 64-byte aligned.
+struct QueryParts {
+  float* sums;        // [burst][kBurstBlocks]: of 2^(step2 * (logit - max)) over a block's tokens
+  int32_t* max;       // [burst]: the largest logit
+  float* step2;       // log2(e) * scale * step of the query, written with burst 0
 };
 
+// The queries of one head over the blocks of one row.
 struct ScoreTask {
-  const float* q = nullptr;  // [queries][head_dim], scaled: logit = sum over d of q[d] * code[d]
-  int queries = 0;           // in [1, kScoreQueriesMax]
+  const int8_t* q = nullptr;      // [queries][head_dim]
+  const float* step2 = nullptr;   // [queries]
+  const QueryParts* parts = nullptr;  // [queries]
+  int queries = 0;
   int head_dim = 0;
   int bits = 0;
+  // The head's digest of block b begins at digests + stride * (entries[b], or first_entry + b).
+  const uint8_t* digests = nullptr;
+  uint32_t stride = 0;
+  const uint32_t* entries = nullptr;
+  uint32_t first_entry = 0;
+  int blocks = 0;  // of the row
 };
-
-// parts[query * stride] for one block's digest of the task's head.
-using ScoreBlockFn = void (*)(const ScoreTask& task, const uint8_t* digest, BlockPart* parts,
-                              int stride);
-
-// One query over all blocks of a row: scores[b] += the softmax's share of block b, over `queries` in all.
-using ScoreCombineFn = void (*)(const BlockPart* parts, int blocks, int queries, float* scores);
 
 struct ScoreIsa {
   const char* name;
-  ScoreBlockFn block;
-  ScoreCombineFn combine;
+  // Logits of queries [first, first + count), count <= kScoreQueriesMax, in a burst:
+  // [query][block of the burst][token], 64-byte aligned. Those of blocks past the row's are unset.
+  void (*logits)(const ScoreTask& task, int first, int count, int burst, int32_t* logits);
+  // The parts of bursts [begin, end) of all queries.
+  void (*score)(const ScoreTask& task, int begin, int end);
+  // One query over all blocks of a row: scores[b] = or += (add) its share of the softmax's mass / queries.
+  void (*combine)(const QueryParts& parts, int blocks, int queries, bool add, float* scores);
 };
 extern const ScoreIsa kScoreIsaAvx2;
 extern const ScoreIsa kScoreIsaAvx512;
+extern const ScoreIsa kScoreIsaVnni;
 
 }  // namespace kvt

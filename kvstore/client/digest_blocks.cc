@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kernels/layout/digest.h"
 
 namespace kvt {
 
@@ -40,7 +41,7 @@ absl::StatusOr<DigestLayout> DigestLayout::Create(absl::string_view calibration_
 KeyDomain DigestLayout::Domain(const KeyDomain& planes) const {
   KeyDomain domain = planes;
   domain.geometry = geometry_;
-  domain.salt = absl::StrCat("digest:", calibration_id_, ":", planes.salt);
+  domain.salt = absl::StrCat("digest", kDigestLayoutVersion, ":", calibration_id_, ":", planes.salt);
   return domain;
 }
 

@@ -2,8 +2,8 @@
 // own, in the same stores. The digests of the block's selecting layers are joined in layer order,
 // padded with zeros to two equal halves of whole slices; the first half is the BASE record, the
 // second the RESIDUAL record. The key is the one of the block's tokens in a domain that has this
-// geometry and the calibration's id, so a stale calibration's digests are not found at all: its
-// reader makes them again from the planes.
+// geometry, the version of the digests' layout and the calibration's id, so digests of another layout
+// or a stale calibration are not found at all: their reader makes them again from the planes.
 //
 // Pure; values, thread-safe to read.
 #pragma once

@@ -9,11 +9,13 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/random.h"
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/select_blocks.h"
+#include "kernels/layout/named_layout.h"
 #include "kernels/layout/planes.h"
 #include "kernels/ops.h"
 
@@ -120,6 +122,48 @@ TEST(DigestLayout, Codes_ReadBackWhatWasSet) {
   }
 }
 
+// The bytes of version 2: another order needs another kDigestLayoutVersion, which is in stored keys.
+TEST(DigestLayout, Bytes_AreThoseOfVersion2) {
+  static_assert(kDigestLayoutVersion == 2);
+  struct Place {
+    int bits, token, channel;
+    uint32_t byte;
+    int shift, mask;
+  };
+  for (const Place& place : {Place{4, 0, 0, 0, 0, 15}, Place{4, 3, 2, 14, 0, 15},
+                             Place{4, 3, 6, 14, 4, 15}, Place{4, 15, 63, 7 * 64 + 63, 4, 15},
+                             Place{2, 5, 21, 64 + 21, 2, 3}, Place{2, 15, 63, 3 * 64 + 63, 6, 3},
+                             Place{3, 5, 21, 64 + 21, 2, 3}, Place{3, 5, 21, 4 * 64 + 21, 5, 4},
+                             Place{3, 0, 36, 2 * 64, 2, 3}, Place{3, 0, 36, 5 * 64, 1, 4}}) {
+    std::vector<uint8_t> digest(DigestHeadBytes(64, place.bits));
+    SetDigestCode(digest.data(), 64, place.bits, place.token, place.channel,
+                  static_cast<uint8_t>(place.mask));
+    const int value = place.mask == 4 ? 1 : place.mask;  // the third bit lies alone
+    EXPECT_EQ(digest[place.byte], value << place.shift)
+        << "bits " << place.bits << " token " << place.token << " channel " << place.channel;
+    digest[place.byte] = 0;
+    EXPECT_EQ(std::count(digest.begin(), digest.end(), 0), static_cast<ptrdiff_t>(digest.size()));
+  }
+}
+
+TEST(DigestLayout, QuantiseQuery_OneStepForTheLargestChannel) {
+  std::vector<float> q(32), scale(32, 2.0f);
+  for (int d = 0; d < 32; ++d) q[static_cast<size_t>(d)] = static_cast<float>(d) - 12.0f;
+  std::vector<int8_t> codes(32);
+  const float step = DigestQuantiseQuery(q.data(), scale.data(), 32, codes.data());
+  EXPECT_FLOAT_EQ(step, 38.0f / 127);
+  EXPECT_EQ(codes[31], 127);
+  for (size_t d = 0; d < 32; ++d) EXPECT_NEAR(step * codes[d], 2 * q[d], 0.5001 * step) << d;
+  for (const float odd : {INFINITY, std::numeric_limits<float>::quiet_NaN()}) {
+    q[3] = odd;
+    EXPECT_EQ(DigestQuantiseQuery(q.data(), scale.data(), 32, codes.data()), 1);
+    EXPECT_EQ(codes, std::vector<int8_t>(32));
+  }
+  std::fill(q.begin(), q.end(), 1e-37f);
+  EXPECT_EQ(DigestQuantiseQuery(q.data(), scale.data(), 32, codes.data()), 1);
+  EXPECT_EQ(codes, std::vector<int8_t>(32));
+}
+
 TEST(DigestLayout, Quantise_RoundsToNearestAndClamps) {
   for (const int bits : {2, 3, 4}) {
     const int levels = 1 << bits;
@@ -162,16 +206,67 @@ TEST_F(SelectionTest, MakeDigest_HoldsTheNearestCodeOfEveryKey) {
   }
 }
 
-// In double, with keys decoded from the digest, offset included.
+TEST_F(SelectionTest, MakeDigest_EqualsScalarCodesForEveryHalf) {
+  // Every fp16 bit pattern, infinities and NaNs too, in both fidelities.
+  constexpr int kDim = 256, kBlocks = 65536 / (kDim * kBlockTokens);
+  for (const int bits : {2, 3, 4}) {
+    Layer layer(1, kDim, kBlocks, kSeed + 3);
+    const auto half = [](int b, int t, int d) {
+      return static_cast<uint16_t>((b * kBlockTokens + t) * kDim + d);
+    };
+    for (int b = 0; b < kBlocks; ++b) {
+      SlotPair& pair = layer.table[static_cast<size_t>(b)];
+      for (int t = 0; t < kBlockTokens; ++t) {
+        for (int d = 0; d < kDim; ++d) {
+          const uint32_t at = KOffset(t, d);
+          layer.slots[pair.base * layer.geometry.SlotBytes() + at] = half(b, t, d) >> 8;
+          layer.slots[pair.residual * layer.geometry.SlotBytes() + at] = half(b, t, d) & 0xff;
+        }
+      }
+      if (b % 2 == 1) pair.residual = kSlotNone;
+    }
+    const std::vector<DigestHead> heads = {layer.Head(0)};
+    const std::vector<uint8_t> digests = Digest(layer, {bits, heads});
+    std::vector<uint8_t> want(digests.size());
+    for (int b = 0; b < kBlocks; ++b) {
+      for (int t = 0; t < kBlockTokens; ++t) {
+        for (int d = 0; d < kDim; ++d) {
+          const uint16_t stored = half(b, t, d);
+          const auto base = static_cast<uint8_t>(stored >> 8);
+          const float key = HalfToFloat(b % 2 == 1 ? JoinBase(base) : stored);
+          SetDigestCode(want.data() + static_cast<size_t>(b) * DigestHeadBytes(kDim, bits), kDim, bits,
+                        t, d, DigestQuantise(key, heads[0].offset[d], 1.0f / heads[0].scale[d], bits));
+        }
+      }
+    }
+    EXPECT_EQ(digests, want) << "bits " << bits;
+  }
+}
+
+// The query as the scores' definition has it: in 8 bits, or as it is.
+std::vector<double> QueryOf(const float* q, const float* scale, int dim, bool quantised) {
+  std::vector<double> out(static_cast<size_t>(dim));
+  double most = 0;
+  for (int d = 0; d < dim; ++d) most = std::max(most, std::fabs(double{q[d] * scale[d]}));
+  for (int d = 0; d < dim; ++d) {
+    const double x = double{q[d] * scale[d]} / most * 127;
+    out[static_cast<size_t>(d)] = (quantised ? std::nearbyint(x) : x) * most / 127;
+  }
+  return out;
+}
+
+// In double, with the codes of the digest.
 std::vector<double> ReferenceScores(const Layer& layer, const DigestSpec& spec, int query_heads,
                                     const float* q, float scale, const std::vector<uint8_t>& digests,
-                                    int first, int blocks) {
+                                    int first, int blocks, bool quantised) {
   const int dim = layer.geometry.head_dim;
   const int group = query_heads / layer.geometry.kv_heads;
   std::vector<double> scores(static_cast<size_t>(blocks));
   for (size_t h = 0; h < spec.heads.size(); ++h) {
     const DigestHead& head = spec.heads[h];
     for (int g = 0; g < group; ++g) {
+      const std::vector<double> query =
+          QueryOf(q + (head.kv_head * group + g) * dim, head.scale, dim, quantised);
       std::vector<double> logits;
       double max = -INFINITY, sum = 0;
       for (int b = 0; b < blocks; ++b) {
@@ -181,10 +276,7 @@ std::vector<double> ReferenceScores(const Layer& layer, const DigestSpec& spec, 
         for (int t = 0; t < kBlockTokens; ++t) {
           double dot = 0;
           for (int d = 0; d < dim; ++d) {
-            const double key = head.offset[d] +
-                               double{head.scale[d]} * (DigestCode(digest, dim, spec.bits, t, d) -
-                                                        0.5 * ((1 << spec.bits) - 1));
-            dot += key * q[(head.kv_head * group + g) * dim + d];
+            dot += query[static_cast<size_t>(d)] * DigestCode(digest, dim, spec.bits, t, d);
           }
           logits.push_back(dot * scale);
           max = std::max(max, logits.back());
@@ -201,62 +293,188 @@ std::vector<double> ReferenceScores(const Layer& layer, const DigestSpec& spec, 
   return scores;
 }
 
-TEST_F(SelectionTest, ScoreBlocks_EqualsScalarReference) {
+// Rows of queries over a layer's digests.
+struct ScoreCase {
   struct Shape {
     int kv_heads, group, dim, heads, bits;
   };
-  for (const Shape& shape : {Shape{3, 3, 64, 1, 4}, Shape{3, 3, 64, 2, 4}, Shape{2, 1, 128, 2, 4},
-                             Shape{2, 7, 64, 1, 4}, Shape{1, 8, 32, 1, 3}, Shape{3, 3, 64, 2, 2}}) {
-    constexpr int kBlocks = 41;
-    constexpr float kScale = 0.125f;
-    Layer layer(shape.kv_heads, shape.dim, kBlocks, kSeed + 7);
-    std::vector<DigestHead> heads;
-    for (int h = 0; h < shape.heads; ++h) heads.push_back(layer.Head(shape.kv_heads - 1 - h));
-    const DigestSpec spec{shape.bits, heads};
-    const std::vector<uint8_t> digests = Digest(layer, spec);
-    const int query_heads = shape.kv_heads * shape.group;
-    constexpr int kRows = 4;
-    std::vector<float> q(static_cast<size_t>(kRows * query_heads * shape.dim));
-    Random random(kSeed + 8);
+  static constexpr int kBlocks = 41;
+  static constexpr int kRows = 4;
+  static constexpr float kScale = 0.125f;
+
+  ScoreCase(const Shape& s, uint64_t seed)
+      : shape(s), layer(s.kv_heads, s.dim, kBlocks, seed), scores(kRows, std::vector<float>(kBlocks)) {
+    for (int h = 0; h < s.heads; ++h) heads.push_back(layer.Head(s.kv_heads - 1 - h));
+    const int query_heads = s.kv_heads * s.group;
+    q.resize(static_cast<size_t>(kRows * query_heads * s.dim));
+    Random random(seed + 1);
     for (float& x : q) x = static_cast<float>(random.Uniform() * 6 - 3);
-    std::vector<uint32_t> entries(kBlocks);
-    for (uint32_t b = 0; b < kBlocks; ++b) entries[b] = b;
-    std::vector<std::vector<float>> scores(kRows, std::vector<float>(kBlocks, -1));
+    for (uint32_t b = 0; b < kBlocks; ++b) entries.push_back(b);
     // Of the middle: all, a part by entries, one block, none.
-    const std::vector<ScoreSegment> segments = {
-        {nullptr, 0, kBlocks, 0, scores[0].data()},
-        {entries.data() + 3, 0, 17, 1, scores[1].data()},
-        {nullptr, 40, 1, 2, scores[2].data()},
-        {nullptr, 0, 0, 3, scores[3].data()}};
-    const std::vector<int> first = {0, 3, 40, 0};
-    ScoreBlocksArgs args;
+    segments = {{nullptr, 0, kBlocks, 0, scores[0].data()},
+                {entries.data() + 3, 0, 17, 1, scores[1].data()},
+                {nullptr, 40, 1, 2, scores[2].data()},
+                {nullptr, 0, 0, 3, scores[3].data()}};
     args.geometry = layer.geometry;
-    args.spec = spec;
+    args.spec = {s.bits, heads};
     args.query_heads = query_heads;
     args.scale = kScale;
     args.q = q.data();
-    args.q_stride = query_heads * shape.dim;
-    args.digests = digests.data();
+    args.q_stride = query_heads * s.dim;
     args.segments = segments;
-    const size_t bytes = device_->ops().ScoreWorkspaceBytes(shape.heads * shape.group, kRows, kBlocks);
+  }
+  const float* Query(size_t row) const { return q.data() + row * static_cast<size_t>(args.q_stride); }
+
+  const Shape shape;
+  Layer layer;
+  std::vector<DigestHead> heads;
+  std::vector<float> q;
+  std::vector<uint32_t> entries;
+  std::vector<std::vector<float>> scores;
+  std::vector<ScoreSegment> segments;
+  const std::vector<int> first = {0, 3, 40, 0};
+  ScoreBlocksArgs args;
+};
+
+constexpr ScoreCase::Shape kShapes[] = {{3, 3, 64, 1, 4}, {3, 3, 64, 2, 4},  {2, 1, 128, 2, 4},
+                                        {2, 7, 64, 1, 4}, {1, 8, 32, 1, 3},  {3, 3, 64, 2, 2},
+                                        {1, 4, 96, 1, 3}, {1, 20, 96, 1, 2}, {2, 2, 256, 2, 3}};
+
+class ScoreTest : public SelectionTest {
+ protected:
+  // Digests of the case's layer, then its scores on an implementation.
+  void Score(ScoreCase& c, int isa) {
+    if (digests_.empty()) digests_ = Digest(c.layer, c.args.spec);
+    c.args.digests = digests_.data();
+    for (std::vector<float>& row : c.scores) std::fill(row.begin(), row.end(), -1.0f);
+    const size_t bytes = device_->ops().ScoreWorkspaceBytes(c.shape.heads * c.shape.group,
+                                                            ScoreCase::kRows, ScoreCase::kBlocks);
     DeviceBuffer workspace = device_->Allocate(bytes).value();
+    std::memset(workspace.data(), 0xff, bytes);
+    CpuScoreUseIsa(isa);
+    device_->ops().ScoreBlocks(*stream_, c.args, workspace.data(), bytes);
+    Wait();
+  }
+  std::vector<double> Reference(const ScoreCase& c, size_t row, bool quantised) const {
+    return ReferenceScores(c.layer, c.args.spec, c.args.query_heads, c.Query(row), c.args.scale,
+                           digests_, c.first[row], c.segments[row].blocks, quantised);
+  }
+  std::vector<uint8_t> digests_;
+};
+
+TEST_F(ScoreTest, ScoreBlocks_EqualsScalarReference) {
+  for (const ScoreCase::Shape& shape : kShapes) {
+    ScoreCase c(shape, kSeed + 7);
+    digests_.clear();
     for (int isa = 0; isa < CpuScoreIsaCount(); ++isa) {
-      SCOPED_TRACE(std::string(CpuScoreIsaName(isa)));
-      CpuScoreUseIsa(isa);
-      device_->ops().ScoreBlocks(*stream_, args, workspace.data(), bytes);
-      Wait();
-      for (size_t r = 0; r < kRows; ++r) {
-        const std::vector<double> want =
-            ReferenceScores(layer, spec, query_heads, q.data() + r * static_cast<size_t>(args.q_stride),
-                            kScale, digests, first[r], segments[r].blocks);
+      SCOPED_TRACE(CpuScoreIsaAt(isa).name);
+      Score(c, isa);
+      for (size_t r = 0; r < ScoreCase::kRows; ++r) {
+        const std::vector<double> want = Reference(c, r, true);
         double sum = 0;
         for (size_t b = 0; b < want.size(); ++b) {
-          ASSERT_NEAR(scores[r][b], want[b], 1e-6 + 1e-4 * want[b]) << "row " << r << " block " << b;
-          sum += scores[r][b];
+          ASSERT_NEAR(c.scores[r][b], want[b], 1e-6 + 1e-4 * want[b])
+              << "bits " << shape.bits << " dim " << shape.dim << " row " << r << " block " << b;
+          sum += c.scores[r][b];
         }
         EXPECT_NEAR(sum, want.empty() ? 0 : 1, 1e-5);
-        for (size_t b = want.size(); b < kBlocks; ++b) ASSERT_EQ(scores[r][b], -1) << "overrun";
+        for (size_t b = want.size(); b < ScoreCase::kBlocks; ++b) {
+          ASSERT_EQ(c.scores[r][b], -1) << "overrun";
+        }
       }
+    }
+  }
+}
+
+TEST_F(ScoreTest, ScoreBlocks_EveryInstructionSetGivesTheSameBits) {
+  for (const ScoreCase::Shape& shape : kShapes) {
+    ScoreCase c(shape, kSeed + 11);
+    digests_.clear();
+    std::vector<std::vector<float>> first;
+    for (int isa = 0; isa < CpuScoreIsaCount(); ++isa) {
+      Score(c, isa);
+      if (isa == 0) first = c.scores;
+      EXPECT_EQ(c.scores, first) << CpuScoreIsaAt(isa).name << " bits " << shape.bits << " dim "
+                                 << shape.dim;
+    }
+  }
+}
+
+// The products themselves, with codes and queries at their ends: nothing saturates.
+TEST_F(ScoreTest, Logits_AreTheExactIntegersOnEveryInstructionSet) {
+  Random random(kSeed + 12);
+  for (const int bits : {2, 3, 4}) {
+    for (const int dim : {32, 64, 96, 256}) {
+      constexpr int kBlocks = 21, kQueries = 7;
+      const uint32_t bytes = DigestHeadBytes(dim, bits);
+      std::vector<uint8_t> digests(kBlocks * bytes);
+      for (uint8_t& x : digests) x = static_cast<uint8_t>(random.Below(256));
+      std::fill_n(digests.begin(), bytes, uint8_t{0xff});
+      std::vector<int8_t> q(static_cast<size_t>(kQueries * dim));
+      for (int8_t& x : q) x = static_cast<int8_t>(static_cast<int>(random.Below(255)) - 127);
+      std::fill_n(q.begin(), dim, int8_t{127});
+      std::fill_n(q.begin() + dim, dim, int8_t{-127});
+      ScoreTask task;
+      task.q = q.data();
+      task.queries = kQueries;
+      task.head_dim = dim;
+      task.bits = bits;
+      task.digests = digests.data();
+      task.stride = bytes;
+      task.blocks = kBlocks;
+      for (int isa = 0; isa < CpuScoreIsaCount(); ++isa) {
+        for (const auto& [first, count] : {std::pair{0, 4}, {4, 3}, {1, 2}, {6, 1}}) {
+          for (const int burst : {0, 1}) {
+            alignas(64) int32_t logits[kScoreQueriesMax * kBurstBlocks * kBlockTokens];
+            CpuScoreIsaAt(isa).logits(task, first, count, burst, logits);
+            for (int i = 0; i < count; ++i) {
+              for (int b = burst * kBurstBlocks; b < std::min(kBlocks, (burst + 1) * kBurstBlocks);
+                   ++b) {
+                for (int t = 0; t < kBlockTokens; ++t) {
+                  int want = 0;
+                  for (int d = 0; d < dim; ++d) {
+                    want += q[static_cast<size_t>((first + i) * dim + d)] *
+                            DigestCode(digests.data() + static_cast<uint32_t>(b) * bytes, dim, bits, t,
+                                       d);
+                  }
+                  const int at = (i * kBurstBlocks + b % kBurstBlocks) * kBlockTokens + t;
+                  ASSERT_EQ(logits[at], want)
+                      << CpuScoreIsaAt(isa).name << " bits " << bits << " dim " << dim << " query "
+                      << first + i << " block " << b << " token " << t;
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// What 8 bits of the query cost: a channel's error is at most half a step, and a code at most
+// (2^bits - 1) / 2 from its centre, so a logit moves by e <= scale * step * head_dim * (2^bits - 1) / 4,
+// and a share of the softmax by less than a factor of e^(2 e). These queries stay far below.
+TEST_F(ScoreTest, ScoreBlocks_StaysNearTheExactQuery) {
+  for (const ScoreCase::Shape& shape : kShapes) {
+    ScoreCase c(shape, kSeed + 13);
+    digests_.clear();
+    Score(c, 0);
+    const std::vector<double> want = Reference(c, 0, false);
+    for (size_t b = 0; b < want.size(); ++b) {
+      EXPECT_NEAR(c.scores[0][b], want[b], 0.05 * want[b] + 1e-6)
+          << "bits " << shape.bits << " dim " << shape.dim << " block " << b;
+    }
+  }
+}
+
+TEST_F(ScoreTest, ScoreBlocks_QueryThatIsNoNumberScoresAllBlocksAlike) {
+  for (const float odd : {0.0f, INFINITY, std::numeric_limits<float>::quiet_NaN()}) {
+    ScoreCase c(kShapes[0], kSeed + 14);
+    digests_.clear();
+    std::fill(c.q.begin(), c.q.end(), odd);
+    for (int isa = 0; isa < CpuScoreIsaCount(); ++isa) {
+      Score(c, isa);
+      for (const float score : c.scores[0]) EXPECT_NEAR(score, 1.0 / ScoreCase::kBlocks, 1e-6);
     }
   }
 }
@@ -265,22 +483,33 @@ TEST_F(SelectionTest, SelectTopBlocks_LargestScoresAscendingLowerIndexFirst) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> few = {0.1f, 0.5f, 0.5f, 0.2f, 0.5f};
   const std::vector<float> nans = {nan, 0.1f, nan, 0.3f};
+  const std::vector<float> signs = {-0.0f, -2.0f, 0.0f, nan, -INFINITY, INFINITY, -1.0f};
   std::vector<float> many(997);
   Random random(kSeed + 9);
   for (float& x : many) x = static_cast<float>(random.Below(50));  // with ties
   std::vector<std::vector<int32_t>> selected = {std::vector<int32_t>(2), std::vector<int32_t>(5),
-                                                std::vector<int32_t>(2), std::vector<int32_t>(100)};
+                                                std::vector<int32_t>(2), std::vector<int32_t>(100),
+                                                std::vector<int32_t>(2), std::vector<int32_t>(4),
+                                                std::vector<int32_t>(6)};
   const std::vector<SelectSegment> segments = {{few.data(), 5, 2, selected[0].data()},
                                                {few.data(), 5, 9, selected[1].data()},
                                                {nans.data(), 4, 2, selected[2].data()},
-                                               {many.data(), 997, 100, selected[3].data()}};
-  const size_t bytes = device_->ops().SelectWorkspaceBytes(4, 997);
+                                               {many.data(), 997, 100, selected[3].data()},
+                                               {signs.data(), 7, 2, selected[4].data()},
+                                               {signs.data(), 7, 4, selected[5].data()},
+                                               {signs.data(), 7, 6, selected[6].data()},
+                                               {signs.data(), 7, 0, nullptr},
+                                               {signs.data(), 0, 3, nullptr}};
+  const size_t bytes = device_->ops().SelectWorkspaceBytes(9, 997);
   DeviceBuffer workspace = device_->Allocate(bytes).value();
   device_->ops().SelectTopBlocks(*stream_, {segments, 997}, workspace.data(), bytes);
   Wait();
   EXPECT_EQ(selected[0], (std::vector<int32_t>{1, 2}));
   EXPECT_EQ(selected[1], (std::vector<int32_t>{0, 1, 2, 3, 4}));
   EXPECT_EQ(selected[2], (std::vector<int32_t>{1, 3}));
+  EXPECT_EQ(selected[4], (std::vector<int32_t>{0, 5}));  // -0 is 0, and comes first
+  EXPECT_EQ(selected[5], (std::vector<int32_t>{0, 2, 5, 6}));
+  EXPECT_EQ(selected[6], (std::vector<int32_t>{0, 1, 2, 3, 5, 6}));  // a NaN as minus infinity
   std::vector<int32_t> order(997);
   for (int32_t i = 0; i < 997; ++i) order[static_cast<size_t>(i)] = i;
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {

@@ -3,8 +3,10 @@
 #include <numeric>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/layout/digest.h"
 
 namespace kvt {
 namespace {
@@ -70,6 +72,16 @@ TEST(DigestLayout, KeysOfDigests_DifferByCalibrationAndFromThoseOfPlanes) {
     EXPECT_NE(one[i], other[i]);
     EXPECT_NE(one[i], others[i]);
   }
+}
+
+// Bytes in the order of version 1 (its salt had no number) are never read as those of this one.
+TEST(DigestLayout, KeysOfDigests_DifferByTheVersionOfTheirLayout) {
+  const KeyDomain now = Layout("one", {512}).Domain(Planes());
+  EXPECT_EQ(now.salt, absl::StrCat("digest", kDigestLayoutVersion, ":one:adapter"));
+  KeyDomain before = now;
+  before.salt = "digest:one:adapter";
+  const std::vector<int32_t> tokens(16, 5);
+  EXPECT_NE(KeyChain(now).Prefix(tokens)[0], KeyChain(before).Prefix(tokens)[0]);
 }
 
 }  // namespace
