@@ -3,11 +3,8 @@
 #include <memory>
 #include <string>
 
-#include "kernels/model/fingerprint.h"
-#include "kernels/model/model_config.h"
-#include "kernels/model/safetensors.h"
-#include "kernels/select/calibration.h"
 #include "tests/cluster/cluster_fixture.h"
+#include "tests/support/small_calibration.h"
 
 namespace kvt {
 namespace {
@@ -15,22 +12,6 @@ namespace {
 constexpr int kPrompt = 708;  // 44 full blocks and a tail
 constexpr int kPromptBlocks = kPrompt / kBlockTokens;
 constexpr int kOutput = 60;
-
-// One selecting head in each layer of the small model.
-std::string WriteCalibration(const std::string& model_folder, const TempFolder& folder) {
-  const ModelConfig config = LoadModelConfig(model_folder).value();
-  Calibration calibration;
-  calibration.model = ModelFingerprint(config, *Safetensors::Open(model_folder).value());
-  calibration.geometry = Geometry{.layers = config.layers, .kv_heads = config.kv_heads,
-                                  .head_dim = config.head_dim};
-  const auto dim = static_cast<size_t>(config.head_dim);
-  for (int layer = 0; layer < config.layers; ++layer) {
-    calibration.layers.emplace_back().heads.push_back(
-        {layer % config.kv_heads, std::vector<float>(dim, 0.0f), std::vector<float>(dim, 0.3f)});
-  }
-  folder.Write("small.cal", calibration.ToText());
-  return folder.path() + "/small.cal";
-}
 
 class FidelityTest : public ClusterTest {
  protected:
@@ -42,7 +23,7 @@ class FidelityTest : public ClusterTest {
         "tenants = [{name = \"fast\", fidelity = \"sparse\"},"
         " {name = \"careful\", loosest_fidelity = \"exact\"}]\n";
     spec.decode_keys += "sparse_budget = 256\n";
-    spec.model_keys = "calibration = \"" + WriteCalibration(model_.path(), files_) + "\"\n";
+    spec.model_keys = "calibration = \"" + WriteSmallCalibration(model_.path(), files_) + "\"\n";
     StartCluster(spec);
   }
 

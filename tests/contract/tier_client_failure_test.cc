@@ -11,7 +11,18 @@
 namespace kvt {
 namespace {
 
-class TierFailureTest : public TierTest {};
+class TierFailureTest : public TierTest {
+ protected:
+  // A request of its own finds every block of the sequence, and reads what was written.
+  void ExpectReadsAll(TierWorker& worker, const HeldTicket& ticket, const SequenceBlocks& sequence,
+                      const TestSlots& written, LookupReach reach = LookupReach::kOwners) {
+    const LookupResult found = worker.tier().Lookup(ticket, sequence.blocks(), reach);
+    EXPECT_EQ(found.exact_blocks, kLongBlocks);
+    TestSlots read(TestGeometry(), kLongBlocks);
+    EXPECT_EQ(worker.PullAll(ticket.ref(), found.blocks, read).blocks_ok, kLongBlocks);
+    for (int i = 0; i < kLongBlocks; ++i) ASSERT_TRUE(read.SameBlock(written, i, i));
+  }
+};
 
 TEST_P(TierFailureTest, F2_StoreKilledMidPull_LosesItsBlocksOnly) {
   StartStores(2);
@@ -217,12 +228,7 @@ TEST_P(TierFailureTest, ViewChange_LookupAsksThePreviousOwnerToo) {
   int moved = 0;
   for (const TierBlock& block : sequence.blocks()) moved += OwnerIndex(block, three) != 0;
   ASSERT_GT(moved, 0);
-  const HeldTicket ticket = NewTicket(three);
-  const LookupResult found = worker->tier().Lookup(ticket, sequence.blocks());
-  EXPECT_EQ(found.exact_blocks, kLongBlocks);
-  TestSlots read(TestGeometry(), kLongBlocks);
-  EXPECT_EQ(worker->PullAll(ticket.ref(), found.blocks, read).blocks_ok, kLongBlocks);
-  for (int i = 0; i < kLongBlocks; ++i) ASSERT_TRUE(read.SameBlock(written, i, i));
+  ExpectReadsAll(*worker, NewTicket(three), sequence, written);
 }
 
 // A worker that starts with the cluster may ask for what another wrote while its own links were not
@@ -245,12 +251,7 @@ TEST_P(TierFailureTest, WrittenWhileTheOwnerWasDown_FoundByAReaderThatReachesIt)
 
   auto reader = StartConnected("decode-0", FastOptions());
   EXPECT_LT(reader->tier().Lookup(ticket, sequence.blocks()).exact_blocks, kLongBlocks);
-  const LookupResult found =
-      reader->tier().Lookup(ticket, sequence.blocks(), LookupReach::kEveryStore);
-  EXPECT_EQ(found.exact_blocks, kLongBlocks);
-  TestSlots read(TestGeometry(), kLongBlocks);
-  EXPECT_EQ(reader->PullAll(ticket.ref(), found.blocks, read).blocks_ok, kLongBlocks);
-  for (int i = 0; i < kLongBlocks; ++i) ASSERT_TRUE(read.SameBlock(written, i, i));
+  ExpectReadsAll(*reader, ticket, sequence, written, LookupReach::kEveryStore);
 }
 
 // A sequence that ends while a reservation of it is on its way: the store may see the release first.
@@ -400,12 +401,7 @@ TEST_P(TierFailureTest, F14_WholeTierStopped_LaterRequestsDoNotWaitAndItComesBac
   EXPECT_LT(RealClock::Get().Now() - open, absl::Seconds(2));
   for (auto& store : stores_) store->gate().SetDelay(absl::ZeroDuration());
   ASSERT_TRUE(worker->tier().WaitConnected(absl::Seconds(20)).ok());
-  const HeldTicket ticket = NewTicket(view);
-  const LookupResult found = worker->tier().Lookup(ticket, sequence.blocks());
-  EXPECT_EQ(found.exact_blocks, kLongBlocks);
-  TestSlots read(TestGeometry(), kLongBlocks);
-  EXPECT_EQ(worker->PullAll(ticket.ref(), found.blocks, read).blocks_ok, kLongBlocks);
-  for (int i = 0; i < kLongBlocks; ++i) ASSERT_TRUE(read.SameBlock(written, i, i));
+  ExpectReadsAll(*worker, NewTicket(view), sequence, written);
 }
 
 // Each time it is back it fails again before the link counts as settled: the pauses grow, so that

@@ -12,6 +12,7 @@
 #include "kvstore/transport/shm_transport.h"
 #include "kvstore/transport/ucx_transport.h"
 #include "tests/contract/transport_fixture.h"
+#include "tests/support/forwarding_resolver.h"
 
 namespace kvt {
 namespace {
@@ -21,30 +22,18 @@ constexpr uint32_t kPieceBytes = 4096;
 constexpr uint32_t kRecords = 64;
 
 // The resolver, and how much of it was in use at once.
-class WatchedResolver final : public PieceResolver {
+class WatchedResolver final : public ForwardingResolver {
  public:
-  explicit WatchedResolver(ArenaResolver& resolver) : resolver_(resolver) {}
+  explicit WatchedResolver(ArenaResolver& resolver)
+      : ForwardingResolver(resolver), resolver_(resolver) {}
   [[nodiscard]] int held_max() const { return held_max_.load(); }
   [[nodiscard]] size_t asked_max() const { return asked_max_.load(); }
 
-  absl::Status Attach(const SessionToken& token) override { return resolver_.Attach(token); }
-  void Detach(SessionId session) override { resolver_.Detach(session); }
   void ResolvePull(SessionId session, absl::Span<const Piece> pieces,
                    absl::Span<ResolvedPull> out) override {
-    resolver_.ResolvePull(session, pieces, out);
+    ForwardingResolver::ResolvePull(session, pieces, out);
     held_max_ = std::max(held_max_.load(), resolver_.in_flight());
     asked_max_ = std::max(asked_max_.load(), pieces.size());
-  }
-  void ReleasePull(SessionId session, absl::Span<const Piece> pieces) override {
-    resolver_.ReleasePull(session, pieces);
-  }
-  void ResolvePush(SessionId session, absl::Span<const Piece> pieces,
-                   absl::Span<ResolvedPush> out) override {
-    resolver_.ResolvePush(session, pieces, out);
-  }
-  void CommitPush(SessionId session, absl::Span<const PushedPiece> pieces,
-                  absl::Span<PieceStatus> verdicts) override {
-    resolver_.CommitPush(session, pieces, verdicts);
   }
 
  private:

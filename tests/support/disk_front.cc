@@ -62,11 +62,11 @@ PromoteReply DiskFront::Promote(const PromoteRequest& request) {
 
 void DiskFront::ResolvePull(SessionId session, absl::Span<const Piece> pieces,
                             absl::Span<ResolvedPull> out) {
-  node_.ResolvePull(session, pieces, out);
+  ForwardingResolver::ResolvePull(session, pieces, out);
   MutexLock lock(mu_);
   for (size_t i = 0; i < pieces.size(); ++i) {
     if (out[i].status != PieceStatus::kOk || !on_disk_.contains(pieces[i].handle)) continue;
-    node_.ReleasePull(session, pieces.subspan(i, 1));
+    ForwardingResolver::ReleasePull(session, pieces.subspan(i, 1));
     out[i] = ResolvedPull{nullptr, PieceStatus::kOnDisk};
   }
 }

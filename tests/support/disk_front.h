@@ -12,12 +12,12 @@
 #include "absl/status/statusor.h"
 #include "kernels/base/mutex.h"
 #include "kvstore/media/record_table.h"
-#include "kvstore/transport/transport_server.h"
 #include "kvstore/wire/store_api.h"
+#include "tests/support/forwarding_resolver.h"
 
 namespace kvt {
 
-class DiskFront final : public PieceResolver {
+class DiskFront final : public ForwardingResolver {
  public:
   // How a Promote ends for records that are on disk.
   enum class Answer {
@@ -30,7 +30,7 @@ class DiskFront final : public PieceResolver {
   };
 
   // Both outlive the front.
-  DiskFront(PieceResolver& node, RecordTable& table) : node_(node), table_(table) {}
+  DiskFront(PieceResolver& node, RecordTable& table) : ForwardingResolver(node), table_(table) {}
 
   // The planes of a sealed block go to disk.
   void Spill(const BlockPlace& place, bool base = true, bool residual = true);
@@ -39,24 +39,10 @@ class DiskFront final : public PieceResolver {
   [[nodiscard]] int promotes() const { return promotes_.load(); }
   [[nodiscard]] int promotes_at_once_max() const { return at_once_max_.load(); }
 
-  absl::Status Attach(const SessionToken& token) override { return node_.Attach(token); }
-  void Detach(SessionId session) override { node_.Detach(session); }
   void ResolvePull(SessionId session, absl::Span<const Piece> pieces,
                    absl::Span<ResolvedPull> out) override;
-  void ReleasePull(SessionId session, absl::Span<const Piece> pieces) override {
-    node_.ReleasePull(session, pieces);
-  }
-  void ResolvePush(SessionId session, absl::Span<const Piece> pieces,
-                   absl::Span<ResolvedPush> out) override {
-    node_.ResolvePush(session, pieces, out);
-  }
-  void CommitPush(SessionId session, absl::Span<const PushedPiece> pieces,
-                  absl::Span<PieceStatus> verdicts) override {
-    node_.CommitPush(session, pieces, verdicts);
-  }
 
  private:
-  PieceResolver& node_;
   RecordTable& table_;
   std::atomic<int> promotes_{0};
   std::atomic<int> at_once_{0};

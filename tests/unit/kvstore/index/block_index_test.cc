@@ -255,22 +255,7 @@ TEST_F(IndexTest, PrivateBlock_IsTheTicketsAloneAndGoesWithItsLastHolder) {
 }
 
 std::vector<BlockName> SparseNames(int count, int seed) {
-  KeyDomain domain;
-  domain.cluster_secret = "s";
-  domain.geometry = SmallGeometry();
-  const KeyChain chain(domain);
-  std::vector<BlockName> names;
-  BlockKey parent = chain.Root();
-  for (int i = 0; i < count; ++i) {
-    BlockName name;
-    name.parent = parent;
-    name.tokens.assign(kBlockTokens, seed);
-    name.provenance = Provenance::kSparse;
-    name.key = chain.Next(parent, name.tokens, name.provenance);
-    parent = name.key;
-    names.push_back(std::move(name));
-  }
-  return names;
+  return Names(count, seed, 0, {}, Provenance::kSparse);
 }
 
 TicketClaim SparseClaim(uint64_t id) {

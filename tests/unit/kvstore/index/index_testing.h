@@ -61,8 +61,10 @@ inline LiveTicket Live(uint64_t id, uint32_t epoch = 1) {
   return LiveTicket{TicketId(id), TicketEpoch(epoch)};
 }
 
-// Blocks [first, first + count) of the sequence whose tokens are seed, seed, ...
-inline std::vector<BlockName> Names(int count, int seed, int first = 0, TicketId owner = {}) {
+// Blocks [first, first + count) of the sequence whose tokens are seed, seed, ...; private to `owner`
+// where it is one.
+inline std::vector<BlockName> Names(int count, int seed, int first = 0, TicketId owner = {},
+                                    Provenance provenance = Provenance::kExact) {
   KeyDomain domain;
   domain.cluster_secret = "s";
   domain.geometry = SmallGeometry();
@@ -73,10 +75,11 @@ inline std::vector<BlockName> Names(int count, int seed, int first = 0, TicketId
     BlockName name;
     name.parent = parent;
     name.tokens.assign(kBlockTokens, seed);
+    name.provenance = provenance;
     name.ticket_private = owner.value() != 0;
     name.key = name.ticket_private
-                   ? chain.NextPrivate(parent, name.tokens, Provenance::kExact, owner)
-                   : chain.Next(parent, name.tokens, Provenance::kExact);
+                   ? chain.NextPrivate(parent, name.tokens, provenance, owner)
+                   : chain.Next(parent, name.tokens, provenance);
     parent = name.key;
     if (i >= first) names.push_back(std::move(name));
   }
