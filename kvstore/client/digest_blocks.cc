@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/layout/digest.h"
+#include "kvstore/index/digest_geometry.h"
 
 namespace kvt {
 
@@ -22,7 +23,7 @@ absl::StatusOr<DigestLayout> DigestLayout::Create(absl::string_view calibration_
     return absl::InvalidArgumentError(
         absl::StrCat("calibration ", calibration_id, ": every layer is dense: nothing is selected"));
   }
-  Geometry geometry{.layers = 1, .kv_heads = 1, .head_dim = 32};
+  Geometry geometry = DigestGeometry(1);
   const uint64_t pair = uint64_t{kPlanes} * geometry.SliceBytes();
   const uint64_t slices = (bytes + pair - 1) / pair;
   geometry.kv_heads = static_cast<int>(std::min<uint64_t>(slices, INT32_MAX));

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kvstore/index/digest_geometry.h"
 #include "kvstore/index/limits.h"
 
 namespace kvt {
@@ -41,7 +42,7 @@ absl::StatusOr<uint32_t> BlockIndex::SpaceOf(absl::string_view model_fingerprint
   KVT_RETURN_IF_ERROR(geometry.Validate());
   KVT_RETURN_IF_ERROR(CheckText(model_fingerprint, "model_fingerprint"));
   KVT_RETURN_IF_ERROR(CheckText(numerics_id, "numerics_id"));
-  KVT_RETURN_IF_ERROR(allocator_.ClassOf(geometry.RecordBytes()).status());
+  KVT_RETURN_IF_ERROR(ClassOf(geometry).status());
   KVT_ASSIGN_OR_RETURN(
       const uint32_t space,
       spaces_.Intern(absl::StrCat(model_fingerprint.size(), ":", model_fingerprint,
@@ -51,6 +52,10 @@ absl::StatusOr<uint32_t> BlockIndex::SpaceOf(absl::string_view model_fingerprint
         SpaceInfo{geometry, std::string(model_fingerprint), std::string(numerics_id)});
   }
   return space;
+}
+
+absl::StatusOr<RecordAllocator::ClassId> BlockIndex::ClassOf(const Geometry& geometry) {
+  return allocator_.ClassOf(geometry.RecordBytes(), IsDigestGeometry(geometry));
 }
 
 absl::Status BlockIndex::OpenSession(absl::Time now, SessionSpec spec) {
@@ -150,7 +155,7 @@ absl::StatusOr<Holder*> BlockIndex::Hold(Session& session, const TicketClaim& cl
   auto holder = std::make_unique<Holder>();
   holder->session = session.id;
   holder->space = session.space;
-  holder->cls = *allocator_.ClassOf(session.geometry.RecordBytes());
+  holder->cls = *ClassOf(session.geometry);
   holder->ticket = claim.id;
   holder->epoch = claim.epoch;
   ticket->holders.push_back(std::move(holder));
@@ -284,7 +289,7 @@ absl::Status BlockIndex::Reserve(absl::Time now, SessionId id, const TicketClaim
   const bool barred = allocate > 0 && !ticket.granted && turn_.Bars(claim.id, now);
   const uint64_t bytes = allocate * kPlanes * allocator_.RecordBytes(holder->cls);
   std::vector<uint64_t> own;  // what the tenant gives up to stay within its quota
-  const bool within = PlanTenantRoom(ticket.domain, bytes, &own);
+  const bool within = PlanTenantRoom(ticket.domain, holder->cls, bytes, &own);
   if (!within || barred ||
       !TryMakeRoom(now, RoomNeed{holder->cls, allocate * kPlanes, allocate}, aged)) {
     const bool later = aged != nullptr && aged->spill_helps;

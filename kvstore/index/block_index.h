@@ -37,6 +37,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "kvstore/index/aged_turn.h"
@@ -113,7 +114,7 @@ class BlockIndex {
   uint64_t PurgeTenant(absl::string_view tenant);
   // Bytes of the tenant's records by medium.
   [[nodiscard]] BlockTable::DomainBytes BytesOfTenant(absl::string_view tenant) const;
-  // Tenants with bytes in either medium, those with most first, at most so many.
+  // With bytes in either medium, those with most first, at most so many.
   [[nodiscard]] std::vector<TenantUse> TopTenants(size_t tenants_max) const;
 
   // Whether the disk takes writes now; initially as has_disk.
@@ -133,21 +134,19 @@ class BlockIndex {
   void EndPromote(absl::Time now, uint64_t record_handle, bool loaded);
   // Oldest first.
   void TakeErasures(size_t erasures_max, std::vector<DiskErasure>* out);
-  // At start: a block whose BASE is on disk; then its RESIDUAL, when incarnations agree. What is
-  // refused (duplicate, no number left, another incarnation) is to be erased. Returns the block's
-  // handle.
+  // At start: a block whose BASE is on disk; then its RESIDUAL, when incarnations agree. Its handle.
+  // What is refused (duplicate, no number left, another incarnation) is to be erased.
   absl::StatusOr<uint64_t> RestoreBlock(const RestoredBlock& block);
   absl::StatusOr<uint64_t> RestoreResidual(const BlockKey& key, uint64_t incarnation);
 
-  // Block of a handle of either kind; null when it is gone. Valid until the next call.
+  // Of a handle of either kind; null when it is gone. Valid until the next call.
   [[nodiscard]] const Block* FindBlock(uint64_t block_handle) {
     return table_.Find(BlockNumberOf(block_handle), GenerationOfHandle(block_handle));
   }
-  // Of the block's model. Precondition: the block is named.
+  // Of the block's model and tenant. Precondition: the block is named.
   [[nodiscard]] const Geometry& GeometryOf(const Block& block) const {
     return spaces_info_[block.space].geometry;
   }
-  // Of the block's model and tenant. Precondition: named.
   [[nodiscard]] const SpaceInfo& SpaceInfoOf(const Block& block) const {
     return spaces_info_[block.space];
   }
@@ -155,13 +154,14 @@ class BlockIndex {
     return domains_.names()[block.domain];
   }
   [[nodiscard]] IndexStats Stats() const;
-  // Walks everything and crashes on a broken invariant. For tests; slow.
+  // Crashes on a broken invariant. For tests; slow.
   void CheckInvariants();
 
  private:
   absl::StatusOr<Session*> NeedSession(absl::Time now, SessionId id);
   absl::StatusOr<uint32_t> SpaceOf(absl::string_view model_fingerprint,
                                    absl::string_view numerics_id, const Geometry& geometry);
+  absl::StatusOr<RecordAllocator::ClassId> ClassOf(const Geometry& geometry);
   // The ticket's holder in the session, made when new; fences lower epochs.
   absl::StatusOr<Holder*> Hold(Session& session, const TicketClaim& claim);
   absl::Status CheckNames(absl::Span<const BlockName> blocks, const TicketClaim& claim,
@@ -173,14 +173,13 @@ class BlockIndex {
 
   // Of a transfer whose ticket holds nothing in the session.
   [[nodiscard]] Access WhyNotHeld(SessionId session);
-  // False when the holder has the pin already.
   bool Pin(Holder& holder, uint32_t number);
   void Unpin(Holder& holder, uint32_t number);
   // After a pin or count went: placed in the order, or freed when nobody finds it any more.
   void Settle(uint32_t number);
   // Nobody finds it any more; what of it is on disk is erased.
   void Unindex(uint32_t number);
-  // Not on disk any more, to be erased there. A BASE that was there alone takes its block along.
+  // To be erased from disk. A BASE that was there alone takes its block along.
   void LeaveDisk(uint32_t number, Plane plane);
   // Nobody finds it any more; frees it now or when its last transfer ends.
   void Discard(uint32_t number);
@@ -191,9 +190,10 @@ class BlockIndex {
   void GiveUp(uint64_t record_handle);
   [[nodiscard]] absl::Status NoRoom(uint64_t blocks, bool barred) const;
   [[nodiscard]] absl::Status NoTenantRoom(uint32_t domain, uint64_t blocks) const;
-  // Records of the domain's own cold blocks to give up so that `bytes` more fit its quota; false
-  // when they do not.
-  bool PlanTenantRoom(uint32_t domain, uint64_t bytes, std::vector<uint64_t>* records) const;
+  // Records of the domain's own cold blocks to give up so that `bytes` more of that class fit its
+  // quota; false when they do not.
+  bool PlanTenantRoom(uint32_t domain, RecordAllocator::ClassId cls, uint64_t bytes,
+                      std::vector<uint64_t>* records) const;
 
   [[nodiscard]] bool IsPressed() const {
     return static_cast<double>(allocator_.taken_bytes()) >
@@ -202,11 +202,12 @@ class BlockIndex {
   // Of TakeSpills: see block_index_spill.cc.
   struct SpillBatch;
   void SpillCold(SpillBatch& batch);
+  void SpillColdOf(SpillBatch& batch, bool digests, absl::FunctionRef<uint64_t()> excess);
   void SpillPinned(SpillBatch& batch);
   bool AddSpill(SpillBatch& batch, uint32_t number, Plane plane, bool leave);
   bool TryMakeDiskRoom(uint32_t domain, uint64_t bytes);
-  // Takes the oldest block of the domain (of any) off the disk. False: all are busy.
-  bool TryShedDisk(std::optional<uint32_t> domain);
+  // Takes the oldest KV of the domain (of any) off the disk, with `digests` rather one of them.
+  bool TryShedDisk(std::optional<uint32_t> domain, bool digests);
   void CheckBlock(uint32_t number) const;
   void AddRoom(TicketEntry& ticket, uint64_t blocks);
   uint32_t TakeBlock(TicketEntry& ticket, const Holder& holder);  // out of the room, if it has one

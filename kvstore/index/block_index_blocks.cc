@@ -8,6 +8,7 @@
 
 namespace kvt {
 
+// False when the holder has the pin already.
 bool BlockIndex::Pin(Holder& holder, uint32_t number) {
   if (!holder.pins.emplace(number, holder.pins_made).second) return false;
   ++holder.pins_made;

@@ -41,7 +41,7 @@ void BlockIndex::CheckInvariants() {
   std::array<uint64_t, kBlockStates> bytes{};
   std::array<uint64_t, kPlanes> disk_bytes{}, disk_records{};
   std::vector<BlockTable::DomainBytes> domains(domains_.names().size());
-  uint64_t pins = 0, pinned = 0, in_flight = 0, listed = 0, indexed = 0, unnamed = 0;
+  uint64_t pins = 0, pinned = 0, in_flight = 0, listed = 0, indexed = 0, unnamed = 0, digests = 0;
   uint64_t landing_bytes = 0, spilling_bytes = 0, leaving_bytes = 0;
   absl::flat_hash_map<uint64_t, uint32_t> owner;  // record offset -> block
   for (uint32_t number = 0; number < table_.NumbersEnd(); ++number) {
@@ -51,12 +51,15 @@ void BlockIndex::CheckInvariants() {
     KVT_CHECK(!block.unpublished || !block.indexed || tickets_.Find(block.ticket) != nullptr,
               "its ticket has ended: block ", number);
     const uint64_t record_bytes = allocator_.RecordBytes(block.cls);
+    const bool digest = table_.IsDigest(block);
+    digests += digest ? 1 : 0;
     for (size_t p = 0; p < kPlanes; ++p) {
       in_flight += block.in_flight[p] > 0 ? 1 : 0;
       if (block.on_disk[p]) {
         disk_bytes[p] += record_bytes;
         ++disk_records[p];
         domains[block.domain].disk += record_bytes;
+        if (digest) domains[block.domain].digest_disk += record_bytes;
       }
       const uint64_t record = PlaneRecordHandle(table_.HandleOf(number), static_cast<Plane>(p));
       if (const auto it = disk_.spilling.find(record); it != disk_.spilling.end()) {
@@ -71,6 +74,7 @@ void BlockIndex::CheckInvariants() {
       KVT_CHECK(owner.emplace(block.offset[p], number).second, "record in two blocks: ", number);
       bytes[static_cast<size_t>(block.state)] += record_bytes;
       domains[block.domain].memory += record_bytes;
+      if (digest) domains[block.domain].digest_memory += record_bytes;
     }
     for (const ListKind kind : block.list) listed += kind != ListKind::kNone ? 1 : 0;
     pins += block.pins;
@@ -82,7 +86,7 @@ void BlockIndex::CheckInvariants() {
   KVT_CHECK(pins == stats.pins && pinned == stats.pinned_blocks && in_flight == stats.in_flight,
             pins, " ", pinned, " ", in_flight);
   KVT_CHECK(listed == order_.size() && indexed == sealed_.size(), listed, " ", order_.size());
-  KVT_CHECK(unnamed == stats.output_reserved_blocks, unnamed);
+  KVT_CHECK(unnamed == stats.output_reserved_blocks && digests == table_.DigestBlocks(), unnamed);
   KVT_CHECK(bytes[static_cast<size_t>(BlockState::kReserved)] == stats.reserved_bytes &&
             bytes[static_cast<size_t>(BlockState::kWriting)] == stats.writing_bytes &&
             bytes[static_cast<size_t>(BlockState::kEvicting)] == stats.evicting_bytes &&
@@ -91,11 +95,12 @@ void BlockIndex::CheckInvariants() {
   KVT_CHECK(landing_bytes == stats.promoting_bytes && spilling_bytes == stats.spilling_bytes &&
             leaving_bytes == disk_.leaving_bytes);
   KVT_CHECK(disk_bytes == stats.disk_bytes && disk_records == stats.disk_records);
+  uint64_t digest_disk = 0;
   for (uint32_t domain = 0; domain < domains.size(); ++domain) {
-    const BlockTable::DomainBytes counted = table_.OfDomain(domain);
-    KVT_CHECK(counted.memory == domains[domain].memory && counted.disk == domains[domain].disk,
-              "domain ", domain);
+    KVT_CHECK(table_.OfDomain(domain) == domains[domain], "domain ", domain);
+    digest_disk += domains[domain].digest_disk;
   }
+  KVT_CHECK(digest_disk == table_.DigestDiskBytes(), digest_disk);
   KVT_CHECK(stats.used_bytes == stats.resident_bytes[0] + stats.resident_bytes[1] +
                                     stats.reserved_bytes + stats.writing_bytes +
                                     stats.evicting_bytes + stats.promoting_bytes);

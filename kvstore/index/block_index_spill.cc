@@ -31,26 +31,44 @@ void BlockIndex::SpillCold(SpillBatch& batch) {
   const uint64_t low =
       std::min(static_cast<uint64_t>(options_.low_watermark * static_cast<double>(capacity)),
                capacity - std::min(capacity, std::exchange(disk_.awaited_bytes, 0)));
-  const EvictionRules rules = Rules(batch.now);
   // What is under way to disk will be free soon.
   const auto excess = [&]() -> uint64_t {
     const uint64_t settled = allocator_.taken_bytes() - disk_.leaving_bytes;
     return settled > low ? settled - low : 0;
   };
+  const auto beyond_share = [&] { return DigestExcess(allocator_.DigestBytes(), capacity); };
+  if (beyond_share() > 0) {
+    SpillColdOf(batch, true, [&] { return std::min(excess(), beyond_share()); });
+  }
+  SpillColdOf(batch, false, excess);
+  // What KV is under way to disk may leave in the next round.
+  if (disk_.spilling.empty()) SpillColdOf(batch, true, excess);
+  if (excess() == 0 && !batch.full) disk_.pressed = IsPressed() || disk_.leaving_bytes > 0;
+}
+
+// Of digests or of KV alone, until `excess` bytes are none.
+void BlockIndex::SpillColdOf(SpillBatch& batch, bool digests,
+                             absl::FunctionRef<uint64_t()> excess) {
+  const EvictionRules rules = Rules(batch.now);
   std::vector<uint32_t> numbers;
+  const std::array<Plane, kPlanes> planes =
+      digests ? std::array{Plane::kBase, Plane::kResidual}  // one half is of no use
+              : std::array{Plane::kResidual, Plane::kBase};
   for (const ListKind kind : {ListKind::kOnce, ListKind::kAgain}) {
-    for (const Plane plane : {Plane::kResidual, Plane::kBase}) {
+    for (const Plane plane : planes) {
+      const bool both = digests && plane == Plane::kBase;
       for (RecordAllocator::ClassId cls = 0; cls < order_.classes(); ++cls) {
+        if (allocator_.IsDigests(cls) != digests) continue;
         uint64_t wanted = excess();
         if (wanted == 0 || batch.full) break;
         // Acting changes the list: first choose, then act.
-        const uint64_t record_bytes = allocator_.RecordBytes(cls);
+        const uint64_t bytes = allocator_.RecordBytes(cls) * (both ? kPlanes : 1);
         uint64_t skipped = 0;
         numbers.clear();
         order_.Walk(cls, plane, kind, [&](uint32_t number) {
           if (!MayLeave(table_.At(number), plane)) return ++skipped < kEvictionSkipsMax;
           numbers.push_back(number);
-          wanted -= std::min(wanted, record_bytes);
+          wanted -= std::min(wanted, bytes);
           return wanted > 0 && numbers.size() < kEvictionSkipsMax;
         });
         for (const uint32_t number : numbers) {
@@ -62,16 +80,16 @@ void BlockIndex::SpillCold(SpillBatch& batch) {
           }
           // The BASE goes along, though it stays in memory: a RESIDUAL alone on disk is worth
           // nothing after a crash.
-          if (plane == Plane::kResidual && !block.OnDisk(Plane::kBase)) {
+          if (!digests && plane == Plane::kResidual && !block.OnDisk(Plane::kBase)) {
             AddSpill(batch, number, Plane::kBase, /*leave=*/false);
           }
           AddSpill(batch, number, plane, /*leave=*/true);
+          if (both) AddSpill(batch, number, Plane::kResidual, /*leave=*/true);
           if (batch.full) break;
         }
       }
     }
   }
-  if (excess() == 0 && !batch.full) disk_.pressed = IsPressed() || disk_.leaving_bytes > 0;
 }
 
 void BlockIndex::SpillPinned(SpillBatch& batch) {
@@ -135,7 +153,10 @@ bool BlockIndex::TryMakeDiskRoom(uint32_t domain, uint64_t bytes) {
              (spilling == disk_.domain_spilling.end() ? 0 : spilling->second);
     };
     while (used() + bytes > options_.tenant_disk_bytes_max) {
-      if (!TryShedDisk(domain)) return false;
+      const uint64_t digests = table_.OfDomain(domain).digest_disk;
+      if (!TryShedDisk(domain, DigestExcess(digests, options_.tenant_disk_bytes_max) > 0)) {
+        return false;
+      }
     }
   }
   uint64_t limit = options_.disk_bytes_max;
@@ -143,21 +164,26 @@ bool BlockIndex::TryMakeDiskRoom(uint32_t domain, uint64_t bytes) {
   if (limit == 0) return true;
   while (table_.DiskBytesOf(Plane::kBase) + table_.DiskBytesOf(Plane::kResidual) +
              disk_.spilling_bytes + bytes > limit) {
-    if (!TryShedDisk(std::nullopt)) return false;
+    if (!TryShedDisk(std::nullopt, DigestExcess(table_.DigestDiskBytes(), limit) > 0)) return false;
   }
   return true;
 }
 
-bool BlockIndex::TryShedDisk(std::optional<uint32_t> domain) {
+// False: all are busy. With `digests`, which have more than their share, KV only when there are none.
+bool BlockIndex::TryShedDisk(std::optional<uint32_t> domain, bool digests) {
   uint32_t victim = kNoBlock;
-  uint64_t skipped = 0;
-  order_.WalkDisk([&](uint32_t number) {
-    const Block& block = table_.At(number);
-    if (block.IsBusy()) return ++skipped < kEvictionSkipsMax;
-    if (domain.has_value() && block.domain != *domain) return ++skipped < kTenantSkipsMax;
-    victim = number;
-    return false;
-  });
+  const auto find = [&](bool of_digests) {
+    uint64_t skipped = 0;
+    order_.WalkDisk(of_digests, [&](uint32_t number) {
+      const Block& block = table_.At(number);
+      if (block.IsBusy()) return ++skipped < kEvictionSkipsMax;
+      if (domain.has_value() && block.domain != *domain) return ++skipped < kTenantSkipsMax;
+      victim = number;
+      return false;
+    });
+  };
+  if (digests) find(true);
+  if (victim == kNoBlock) find(false);
   if (victim == kNoBlock) return false;
   const Block& block = table_.At(victim);
   if (!block.InMemory(Plane::kBase)) {
@@ -284,7 +310,7 @@ absl::StatusOr<uint64_t> BlockIndex::RestoreBlock(const RestoredBlock& restored)
                                                      restored.numerics_id, restored.geometry));
   KVT_ASSIGN_OR_RETURN(const uint32_t domain, domains_.Intern(restored.tenant));
   KVT_ASSIGN_OR_RETURN(const RecordAllocator::ClassId cls,
-                       allocator_.ClassOf(restored.geometry.RecordBytes()));
+                       ClassOf(restored.geometry));
   const uint32_t number = table_.AllocateEmpty(cls, domain);
   Block& block = table_.At(number);
   block.TakeName(name);

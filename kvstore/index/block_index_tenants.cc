@@ -2,38 +2,62 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "kvstore/index/block_index.h"
 #include "kvstore/index/limits.h"
 
 namespace kvt {
 
-bool BlockIndex::PlanTenantRoom(uint32_t domain, uint64_t bytes,
+bool BlockIndex::PlanTenantRoom(uint32_t domain, RecordAllocator::ClassId cls, uint64_t bytes,
                                 std::vector<uint64_t>* records) const {
   if (options_.tenant_bytes_max == 0 || bytes == 0) return true;
   if (bytes > options_.tenant_bytes_max) return false;
   const uint64_t held = table_.OfDomain(domain).memory;
   if (held + bytes <= options_.tenant_bytes_max) return true;
   uint64_t wanted = held + bytes - options_.tenant_bytes_max;
-  const auto take = [&](RecordAllocator::ClassId cls, Plane plane, ListKind kind) {
-    const uint64_t record_bytes = allocator_.RecordBytes(cls);
+  absl::flat_hash_set<uint64_t> taken;
+  const auto take = [&](RecordAllocator::ClassId of, Plane plane, ListKind kind, uint64_t& left) {
+    const uint64_t record_bytes = allocator_.RecordBytes(of);
+    const bool both = allocator_.IsDigests(of) && plane == Plane::kBase;
     uint64_t skipped = 0;
-    order_.Walk(cls, plane, kind, [&](uint32_t number) {
+    order_.Walk(of, plane, kind, [&](uint32_t number) {
       const Block& block = table_.At(number);
-      if (wanted == 0) return false;
-      if (block.domain != domain || !MayLeave(block, plane)) {
+      if (left == 0) return false;
+      const uint64_t record = PlaneRecordHandle(table_.HandleOf(number), plane);
+      if (block.domain != domain || !MayLeave(block, plane) || !taken.insert(record).second) {
         return ++skipped < kTenantSkipsMax;
       }
-      records->push_back(PlaneRecordHandle(table_.HandleOf(number), plane));
-      wanted -= wanted < record_bytes ? wanted : record_bytes;
+      // One half of a digest is of no use.
+      const uint64_t other = PlaneRecordHandle(table_.HandleOf(number), Plane::kResidual);
+      if (both && MayLeave(block, Plane::kResidual) && taken.insert(other).second) {
+        records->push_back(other);
+        left -= std::min(left, record_bytes);
+      }
+      records->push_back(record);
+      left -= std::min(left, record_bytes);
       return true;
     });
   };
   // RESIDUAL first, so that a BASE that goes for good takes no plane along that is counted again.
-  for (const ListKind kind : {ListKind::kOnce, ListKind::kAgain}) {
-    for (const Plane plane : {Plane::kResidual, Plane::kBase}) {
-      for (RecordAllocator::ClassId cls = 0; cls < order_.classes(); ++cls) take(cls, plane, kind);
+  const auto take_of = [&](bool of_digests, uint64_t& left) {
+    for (const ListKind kind : {ListKind::kOnce, ListKind::kAgain}) {
+      for (const Plane plane : {of_digests ? Plane::kBase : Plane::kResidual,
+                                of_digests ? Plane::kResidual : Plane::kBase}) {
+        for (RecordAllocator::ClassId of = 0; of < order_.classes(); ++of) {
+          if (allocator_.IsDigests(of) == of_digests) take(of, plane, kind, left);
+        }
+      }
     }
-  }
+  };
+  // As in eviction_plan.h: digests beyond their share, KV, the other digests.
+  const uint64_t digests =
+      table_.OfDomain(domain).digest_memory + (allocator_.IsDigests(cls) ? bytes : 0);
+  const uint64_t beyond_share = std::min(wanted, DigestExcess(digests, options_.tenant_bytes_max));
+  uint64_t left = beyond_share;
+  take_of(true, left);
+  wanted -= beyond_share - left;
+  take_of(false, wanted);
+  take_of(true, wanted);
   return wanted == 0;
 }
 

@@ -12,11 +12,14 @@ void BlockTable::Account(const Block& block, int sign) {
   };
   const uint64_t record_bytes = allocator_.RecordBytes(block.cls);
   const auto state = static_cast<size_t>(block.state);
+  const bool digest = IsDigest(block);
   add(counts_[state], 1);
+  if (digest) add(digest_blocks_, 1);
   for (size_t plane = 0; plane < kPlanes; ++plane) {
     if (block.offset[plane] == kNoOffset) continue;
     add(bytes_[state], record_bytes);
     add(domains_[block.domain].memory, record_bytes);
+    if (digest) add(domains_[block.domain].digest_memory, record_bytes);
     if (block.state == BlockState::kSealed) add(sealed_bytes_[plane], record_bytes);
   }
 }
@@ -122,15 +125,20 @@ void BlockTable::SetOnDisk(uint32_t number, Plane plane, bool on_disk) {
   block.on_disk[p] = on_disk;
   const uint64_t record_bytes = allocator_.RecordBytes(block.cls);
   const uint64_t record = PlaneRecordHandle(HandleOf(number), plane);
+  const uint64_t digest_bytes = IsDigest(block) ? record_bytes : 0;
   if (on_disk) {
     disk_bytes_[p] += record_bytes;
     ++disk_records_[p];
     domains_[block.domain].disk += record_bytes;
+    digest_disk_bytes_ += digest_bytes;
+    domains_[block.domain].digest_disk += digest_bytes;
     if (!block.InMemory(plane)) events_.OnMovedToDisk(record);
   } else {
     disk_bytes_[p] -= record_bytes;
     --disk_records_[p];
     domains_[block.domain].disk -= record_bytes;
+    digest_disk_bytes_ -= digest_bytes;
+    domains_[block.domain].digest_disk -= digest_bytes;
     if (!block.InMemory(plane)) events_.OnWithdrawn(record);
   }
 }

@@ -202,10 +202,18 @@ class BlockTable {
   [[nodiscard]] uint64_t DiskRecordsOf(Plane plane) const {
     return disk_records_[static_cast<size_t>(plane)];
   }
+  [[nodiscard]] bool IsDigest(const Block& block) const { return allocator_.IsDigests(block.cls); }
+  // Of digests: bytes on disk, and blocks in any state.
+  [[nodiscard]] uint64_t DigestDiskBytes() const { return digest_disk_bytes_; }
+  [[nodiscard]] uint64_t DigestBlocks() const { return digest_blocks_; }
+  [[nodiscard]] uint32_t blocks_max() const { return blocks_max_; }
   // Of a sharing domain, in any state, without landings.
   struct DomainBytes {
     uint64_t memory = 0;
     uint64_t disk = 0;
+    uint64_t digest_memory = 0;  // of `memory`
+    uint64_t digest_disk = 0;    // of `disk`
+    friend bool operator==(const DomainBytes&, const DomainBytes&) = default;
   };
   [[nodiscard]] DomainBytes OfDomain(uint32_t domain) const {
     return domain < domains_.size() ? domains_[domain] : DomainBytes();
@@ -233,6 +241,8 @@ class BlockTable {
   std::array<uint64_t, kPlanes> disk_bytes_{};
   std::array<uint64_t, kPlanes> disk_records_{};
   uint64_t landing_bytes_ = 0;
+  uint64_t digest_disk_bytes_ = 0;
+  uint64_t digest_blocks_ = 0;
   std::vector<DomainBytes> domains_;
 };
 

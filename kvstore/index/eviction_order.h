@@ -5,11 +5,11 @@
 // kProtectedPercent of both; beyond that its oldest move to the end of the first. (Source: Karedla,
 // Love, Wherry, "Caching strategies to improve disk system performance", 1994.) A third list keeps
 // the records of blocks that are held: pinned or under a transfer. Besides, one list over all
-// classes of the unheld blocks that have something on disk.
+// classes of KV of the unheld blocks that have something on disk, and one over those of digests.
 //
 // 1. A record in memory of a sealed block is in exactly one list of its class and plane; a record
 //    that is not in memory, or not sealed, in none.
-// 2. A sealed block is in the disk list exactly while it is unheld and has a plane on disk.
+// 2. A sealed block is in its disk list exactly while it is unheld and has a plane on disk.
 //
 // Pure; not thread-safe (owned by BlockIndex). Links live in the blocks: no allocation.
 #pragma once
@@ -40,8 +40,8 @@ class EvictionOrder {
              static_cast<size_t>(plane), visit);
   }
   template <typename Visit>
-  void WalkDisk(Visit visit) const {
-    WalkList(disk_, kDiskLinks, visit);
+  void WalkDisk(bool digests, Visit visit) const {
+    WalkList(disk_[digests ? 1 : 0], kDiskLinks, visit);
   }
   [[nodiscard]] uint32_t classes() const { return static_cast<uint32_t>(classes_.size()); }
   // Entries of all lists.
@@ -61,7 +61,7 @@ class EvictionOrder {
     }
   }
   List& ListOf(const Block& block, size_t links, ListKind kind) {
-    if (links == kDiskLinks) return disk_;
+    if (links == kDiskLinks) return disk_[table_.IsDigest(block) ? 1 : 0];
     return classes_[block.cls][links][static_cast<size_t>(kind) - 1];
   }
   void Move(uint32_t number, size_t links, ListKind to);
@@ -70,7 +70,7 @@ class EvictionOrder {
 
   BlockTable& table_;
   std::vector<std::array<std::array<List, kListKinds - 1>, kPlanes>> classes_;
-  List disk_;
+  std::array<List, 2> disk_;  // KV, digests
   uint64_t size_ = 0;
 };
 

@@ -10,6 +10,11 @@
 
 namespace kvt {
 
+uint64_t DigestExcess(uint64_t digest_bytes, uint64_t limit) {
+  const uint64_t share = limit / kDigestSharePart;
+  return limit == 0 || digest_bytes <= share ? 0 : digest_bytes - share;
+}
+
 bool MayLeave(const Block& block, Plane plane) {
   const auto p = static_cast<size_t>(plane);
   if (block.offset[p] == kNoOffset || block.moving[p] != Moving::kNone || block.in_flight[p] > 0) {
@@ -32,17 +37,23 @@ class Planner {
         allocator_(allocator),
         need_(need),
         rules_(rules),
+        digests_(allocator.IsDigests(need.cls)),
+        planes_apart_(rules.planes_apart && !digests_),
+        digest_share_(std::max<uint64_t>(1, allocator.slabs() / kDigestSharePart)),
         records_(allocator.Available(need.cls)),
         numbers_(table.NumbersLeft()) {}
 
   std::optional<EvictionSet> Plan() {
     if (need_.records > allocator_.CapacityOf(need_.cls)) return std::nullopt;
     if (RecordsEnough() && NumbersEnough()) return EvictionSet();
+    if (!RecordsEnough() && rules_.floors) FromExcessDigests();
     if (!RecordsEnough() && rules_.floors) UpToFloor();
     if (!RecordsEnough()) FromOrder(/*all=*/false);
     if (!RecordsEnough() && !rules_.spare_unspilled) FromOrder(/*all=*/true);
     if (!RecordsEnough()) FromPinned();
-    if (!RecordsEnough() && !FromOtherSlabs(SlabsNeeded(), 0)) return std::nullopt;
+    if (!RecordsEnough() && !FromOtherSlabs(Whose(SlabsNeeded()), SlabsNeeded(), 0)) {
+      return std::nullopt;
+    }
     if (!NumbersEnough()) WholeBlocks();
     if (!NumbersEnough()) return std::nullopt;
     return std::move(set_);
@@ -75,7 +86,7 @@ class Planner {
       const Block& block = table_.At(number);
       const bool cheap = all || block.OnDisk(plane) || !DeservesDisk(block, rules_);
       if (!cheap || !MayLeave(block, plane)) return ++skipped < kEvictionSkipsMax || all;
-      if (!rules_.planes_apart && MayLeave(block, Plane::kResidual)) {
+      if (!planes_apart_ && MayLeave(block, Plane::kResidual)) {
         Take(number, Plane::kResidual);
       }
       Take(number, plane);
@@ -84,7 +95,7 @@ class Planner {
   }
   void FromOrder(bool all) {
     for (const ListKind kind : {ListKind::kOnce, ListKind::kAgain}) {
-      if (rules_.planes_apart && !RecordsEnough()) FromList(Plane::kResidual, kind, all);
+      if (planes_apart_ && !RecordsEnough()) FromList(Plane::kResidual, kind, all);
       if (!RecordsEnough()) FromList(Plane::kBase, kind, all);
     }
     // BASE on disk, RESIDUAL in memory.
@@ -105,12 +116,19 @@ class Planner {
     }
   }
 
-  // Every record of other classes that may leave, coldest first.
+  enum class Others { kAll, kKv, kDigests };
+
+  // Every record of those other classes that may leave, coldest first, KV before digests.
   template <typename Visit>
-  void ForEachOther(Visit visit) const {
+  void ForEachOther(Others others, Visit visit) const {
     uint64_t position = 0;
+    if (others != Others::kDigests) ForEachOther(false, position, visit);
+    if (others != Others::kKv) ForEachOther(true, position, visit);
+  }
+  template <typename Visit>
+  void ForEachOther(bool digests, uint64_t& position, Visit visit) const {
     for (uint32_t cls = 0; cls < order_.classes(); ++cls) {
-      if (cls == need_.cls) continue;
+      if (cls == need_.cls || allocator_.IsDigests(cls) != digests) continue;
       for (const ListKind kind : {ListKind::kOnce, ListKind::kAgain}) {
         for (const Plane plane : {Plane::kResidual, Plane::kBase}) {
           order_.Walk(cls, plane, kind, [&](uint32_t number) {
@@ -131,22 +149,40 @@ class Planner {
   [[nodiscard]] uint64_t SlabsNeeded() const {
     return CeilDiv(need_.records - records_, allocator_.RecordsPerSlab(need_.cls));
   }
+  // Digests take slabs of KV up to their share only.
+  [[nodiscard]] Others Whose(uint64_t slabs) const {
+    return digests_ && allocator_.DigestSlabs() + slabs > digest_share_ ? Others::kDigests
+                                                                        : Others::kAll;
+  }
+  void FromExcessDigests() {
+    const uint64_t slabs = allocator_.DigestSlabs();
+    if (digests_ || slabs <= digest_share_) return;
+    set_.floor_missed =
+        !FromOtherSlabs(Others::kDigests, std::min(SlabsNeeded(), slabs - digest_share_), 1);
+  }
   void UpToFloor() {
     const uint64_t floor = std::max<uint64_t>(1, allocator_.slabs() / kClassFloorPart);
     const uint64_t has = allocator_.SlabsOf(need_.cls);
-    if (has >= floor) return;
-    set_.floor_missed = !FromOtherSlabs(std::min(SlabsNeeded(), floor - has), floor);
+    const uint64_t digest_slabs = allocator_.DigestSlabs();
+    if (digests_ && digest_slabs < digest_share_) {
+      const uint64_t slabs = std::min(SlabsNeeded(), digest_share_ - digest_slabs);
+      set_.floor_missed = !FromOtherSlabs(Others::kKv, slabs, floor);
+    } else if (has < floor) {
+      const uint64_t slabs = std::min(SlabsNeeded(), floor - has);
+      set_.floor_missed |=
+          !FromOtherSlabs(digests_ ? Others::kDigests : Others::kAll, slabs, floor);
+    }
   }
   // Empties so many slabs of classes that keep more than `floor` of them. False: there are not so
   // many; then it empties those there are, or with no floor none.
-  bool FromOtherSlabs(uint64_t slabs, uint64_t floor) {
+  bool FromOtherSlabs(Others others, uint64_t slabs, uint64_t floor) {
     struct SlabUse {
       uint32_t evictable = 0;
       uint32_t cls = 0;
       uint64_t warmth = 0;
     };
     absl::flat_hash_map<uint32_t, SlabUse> uses;
-    ForEachOther([&](uint32_t slab, uint32_t number, Plane, uint64_t position) {
+    ForEachOther(others, [&](uint32_t slab, uint32_t number, Plane, uint64_t position) {
       SlabUse& use = uses[slab];
       ++use.evictable;
       use.cls = table_.At(number).cls;
@@ -168,7 +204,7 @@ class Planner {
     }
     const bool enough = taken.size() == slabs;
     if (!enough && (floor == 0 || taken.empty())) return false;
-    ForEachOther([&](uint32_t slab, uint32_t number, Plane plane, uint64_t) {
+    ForEachOther(others, [&](uint32_t slab, uint32_t number, Plane plane, uint64_t) {
       if (taken.contains(slab)) Take(number, plane);
     });
     given_ = std::move(given);
@@ -180,6 +216,13 @@ class Planner {
   // For block numbers: what is on disk alone, then what is in memory too, least recently used
   // first.
   void WholeBlocks() {
+    const uint64_t digests = table_.DigestBlocks() + (digests_ ? need_.blocks : 0);
+    const bool digests_first = digests > table_.blocks_max() / kDigestNumbersPart;
+    WholeBlocks(digests_first);
+    WholeBlocks(!digests_first);
+  }
+  void WholeBlocks(bool digests) {
+    if (NumbersEnough()) return;
     const auto take = [&](uint32_t number) {
       if (!table_.At(number).IsBusy() && dying_.insert(number).second) {
         set_.blocks.push_back(number);
@@ -187,9 +230,10 @@ class Planner {
       }
       return !NumbersEnough();
     };
-    order_.WalkDisk(take);
+    order_.WalkDisk(digests, take);
     for (const ListKind kind : {ListKind::kOnce, ListKind::kAgain}) {
       for (uint32_t cls = 0; cls < order_.classes() && !NumbersEnough(); ++cls) {
+        if (allocator_.IsDigests(cls) != digests) continue;
         order_.Walk(cls, Plane::kBase, kind, take);
       }
     }
@@ -200,6 +244,9 @@ class Planner {
   const RecordAllocator& allocator_;
   const RoomNeed& need_;
   const EvictionRules& rules_;
+  const bool digests_;  // the need is of digests
+  const bool planes_apart_;
+  const uint64_t digest_share_;  // slabs
   uint64_t records_;
   uint64_t numbers_;
   EvictionSet set_;

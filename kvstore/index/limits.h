@@ -32,6 +32,12 @@ inline constexpr uint64_t kClassFloorPart = 16;
 // How long such slabs are not looked for again when there were none.
 inline constexpr absl::Duration kFloorPause = absl::Seconds(1);
 
+// Digests are given up after all KV while they hold at most this share of what is short: slabs of the
+// arena, a tenant's quota, bytes of a disk. What they hold beyond it goes before KV.
+inline constexpr uint64_t kDigestSharePart = 8;
+// The same of block numbers: a digest takes one as a block of KV does.
+inline constexpr uint64_t kDigestNumbersPart = 2;
+
 // Records that a search for something to give up passes over, per list.
 inline constexpr uint64_t kEvictionSkipsMax = 4096;
 

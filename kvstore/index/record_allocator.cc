@@ -25,9 +25,10 @@ uint64_t RecordAllocator::SlabBytesFor(uint64_t arena_bytes) {
   return std::clamp(RoundUp(arena_bytes / 64, 2 * kMiB), 2 * kMiB, 64 * kMiB);
 }
 
-absl::StatusOr<RecordAllocator::ClassId> RecordAllocator::ClassOf(uint32_t record_bytes) {
+absl::StatusOr<RecordAllocator::ClassId> RecordAllocator::ClassOf(uint32_t record_bytes,
+                                                                bool digests) {
   for (ClassId cls = 0; cls < classes_.size(); ++cls) {
-    if (classes_[cls].record_bytes == record_bytes) return cls;
+    if (classes_[cls].record_bytes == record_bytes && classes_[cls].digests == digests) return cls;
   }
   if (record_bytes == 0 || record_bytes > slab_bytes_) {
     return absl::FailedPreconditionError(absl::StrCat("a record of ", FormatBytes(record_bytes),
@@ -40,6 +41,7 @@ absl::StatusOr<RecordAllocator::ClassId> RecordAllocator::ClassOf(uint32_t recor
   }
   Class cls;
   cls.record_bytes = record_bytes;
+  cls.digests = digests;
   cls.records_per_slab = static_cast<uint32_t>(slab_bytes_ / record_bytes);
   classes_.push_back(std::move(cls));
   return static_cast<ClassId>(classes_.size() - 1);
@@ -101,6 +103,18 @@ void RecordAllocator::Free(uint64_t offset) {
 uint64_t RecordAllocator::Available(ClassId id) const {
   const Class& cls = classes_[id];
   return (cls.slabs + empty_slabs_.size()) * cls.records_per_slab - cls.used;
+}
+
+uint64_t RecordAllocator::DigestSlabs() const {
+  uint64_t slabs = 0;
+  for (const Class& cls : classes_) slabs += cls.digests ? cls.slabs : 0;
+  return slabs;
+}
+
+uint64_t RecordAllocator::DigestBytes() const {
+  uint64_t bytes = 0;
+  for (const Class& cls : classes_) bytes += cls.digests ? cls.used * cls.record_bytes : 0;
+  return bytes;
 }
 
 uint64_t RecordAllocator::taken_bytes() const {

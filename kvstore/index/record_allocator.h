@@ -32,9 +32,10 @@ class RecordAllocator {
   // A 64th of the arena in whole 2 MiB pages, between 2 and 64 MiB.
   [[nodiscard]] static uint64_t SlabBytesFor(uint64_t arena_bytes);
 
-  // The class of records of that size, made at first use. FailedPrecondition when such a record
-  // does not fit a slab (sizes named), ResourceExhausted beyond kRecordClassesMax.
-  absl::StatusOr<ClassId> ClassOf(uint32_t record_bytes);
+  // The class of records of that size, made at first use; digests have classes of their own.
+  // FailedPrecondition when such a record does not fit a slab (sizes named), ResourceExhausted
+  // beyond kRecordClassesMax.
+  absl::StatusOr<ClassId> ClassOf(uint32_t record_bytes, bool digests = false);
 
   // Nothing when Available(cls) is zero.
   [[nodiscard]] std::optional<uint64_t> TryAllocate(ClassId cls);
@@ -49,6 +50,10 @@ class RecordAllocator {
   [[nodiscard]] uint32_t RecordsPerSlab(ClassId cls) const {
     return classes_[cls].records_per_slab;
   }
+  [[nodiscard]] bool IsDigests(ClassId cls) const { return classes_[cls].digests; }
+  // Of all classes of digests: slabs that hold records, and those records' bytes.
+  [[nodiscard]] uint64_t DigestSlabs() const;
+  [[nodiscard]] uint64_t DigestBytes() const;
   // Slabs that hold records of the class; of the arena.
   [[nodiscard]] uint64_t SlabsOf(ClassId cls) const { return classes_[cls].slabs; }
   [[nodiscard]] uint64_t slabs() const { return slabs_.size(); }
@@ -66,6 +71,7 @@ class RecordAllocator {
  private:
   struct Class {
     uint32_t record_bytes = 0;
+    bool digests = false;
     uint32_t records_per_slab = 0;
     uint64_t used = 0;
     uint64_t slabs = 0;

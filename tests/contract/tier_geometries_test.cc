@@ -1,5 +1,6 @@
 // Two models of different geometry in one arena that holds neither in full: slabs move between them
-// when they are empty, in both directions, and each reads its own bytes only.
+// when they are empty, in both directions, and each reads its own bytes only. Digests of one of them
+// stay (kvstore/index/digest_geometry.h).
 #include <array>
 #include <memory>
 #include <numeric>
@@ -9,6 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/base/random.h"
+#include "kvstore/index/digest_geometry.h"
 #include "tests/contract/tier_fixture.h"
 
 namespace kvt {
@@ -122,9 +124,13 @@ class TierGeometriesTest : public TierTest {
  protected:
   void SetUp() override {
     StartStores(1, {.arena_bytes = kArenaBytes});
+    models_ = {TestModel(), TestModel()};
     models_[1].name = "large";
     models_[1].fingerprint = "beef";
     models_[1].geometry = Geometry{.layers = 5, .kv_heads = 3, .head_dim = 96};
+    Connect();
+  }
+  void Connect() {
     for (const ModelInfo& model : models_) {
       model_ = model;
       sides_.push_back(
@@ -168,7 +174,7 @@ class TierGeometriesTest : public TierTest {
   }
 
   Mutex mu_;
-  std::array<ModelInfo, 2> models_ = {TestModel(), TestModel()};
+  std::vector<ModelInfo> models_;
   std::vector<std::unique_ptr<Side>> sides_;
 };
 
@@ -235,6 +241,41 @@ TEST_P(TierGeometriesTest, BothAtOnce_EachReadsItsOwnBytesOnly) {
   EXPECT_GT(stores_[0]->Stats().evicted_blocks, 0u);
 }
 
+// The digests are the oldest that there is and their session is the first.
+class TierDigestsTest : public TierGeometriesTest {
+ protected:
+  void SetUp() override {
+    StartStores(1, {.arena_bytes = kArenaBytes});
+    models_ = {TestModel(), TestModel(), TestModel()};
+    models_[0].name = "digests";
+    models_[0].geometry = DigestGeometry(8);
+    models_[2].name = "large";
+    models_[2].fingerprint = "beef";
+    models_[2].geometry = Geometry{.layers = 5, .kv_heads = 3, .head_dim = 96};
+    Connect();
+  }
+};
+
+TEST_P(TierDigestsTest, FullArenaGoesToAnotherModel_DigestsStayAndAllTheirKvGoes) {
+  constexpr int kSequences = 5;  // each fills a slab; their share is eight
+  for (int i = 0; i < kSequences; ++i) {
+    const HeldTicket ticket = Ticket(0);
+    ASSERT_TRUE(sides_[0]->Write(ticket, 16, 1 + i * 1000).ok());
+    Release(0, ticket);
+  }
+  const int kv = Fill(1, 1);
+  EXPECT_GT(CountThere(1, 1, kv), kv * 16 / 2);
+  // Pinned KV cannot go, and is let go in the background.
+  ASSERT_TRUE(Eventually([&] { return Pins() == 0; }));
+  const int large = Fill(2, 1);
+  EXPECT_EQ(CountThere(2, 1, large), large * 16);
+  EXPECT_LT(CountThere(1, 1, kv), kv * 16 / 4);
+  EXPECT_EQ(CountThere(0, 1, kSequences), kSequences * 16);
+  EXPECT_TRUE(Eventually([&] { return Pins() == 0; }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Planes, TierDigestsTest, ::testing::ValuesIn(TestPlanes()),
+                         [](const auto& info) { return TestPlaneName(info.param); });
 INSTANTIATE_TEST_SUITE_P(Planes, TierGeometriesTest, ::testing::ValuesIn(TestPlanes()),
                          [](const auto& info) { return TestPlaneName(info.param); });
 
