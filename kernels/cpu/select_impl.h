@@ -12,6 +12,10 @@
 namespace kvt {
 namespace {
 
+// Digests come from memory, once a step: asked for so many blocks before they are scored (a page or
+// two, more than the processor's own prefetching looks across).
+constexpr int kBlocksAhead = 16;
+
 // exp2(x) is 0 below: results stay normal numbers.
 constexpr float kExponentLeast = -125.0f;
 
@@ -67,16 +71,28 @@ inline void BlockLogits(const uint8_t* digest, const int8_t* q, int head_dim, in
   }
 }
 
+inline const uint8_t* BlockDigest(const ScoreTask& task, int block) {
+  const uint32_t entry = task.entries == nullptr ? task.first_entry + static_cast<uint32_t>(block)
+                                                 : task.entries[block];
+  return task.digests + size_t{entry} * task.stride;
+}
+
+inline void Prefetch(const uint8_t* digest, uint32_t bytes) {
+  for (uint32_t at = 0; at < bytes; at += kDigestRowBytes) {
+    _mm_prefetch(reinterpret_cast<const char*>(digest + at), _MM_HINT_T0);
+  }
+}
+
 template <typename Arch, int kBits, int kQueries>
 inline void QueriesLogits(const ScoreTask& task, int first, int burst, int32_t* logits) {
   const int8_t* q = task.q + first * task.head_dim;
   const int begin = burst * kBurstBlocks;
   const int end = std::min(begin + kBurstBlocks, task.blocks);
   for (int b = begin; b < end; ++b, logits += kBlockTokens) {
-    const uint32_t entry = task.entries == nullptr ? task.first_entry + static_cast<uint32_t>(b)
-                                                   : task.entries[b];
-    BlockLogits<Arch, kBits, kQueries>(task.digests + size_t{entry} * task.stride, q, task.head_dim,
-                                       logits);
+    if (first == 0 && b + kBlocksAhead < task.blocks) {
+      Prefetch(BlockDigest(task, b + kBlocksAhead), DigestHeadBytes(task.head_dim, kBits));
+    }
+    BlockLogits<Arch, kBits, kQueries>(BlockDigest(task, b), q, task.head_dim, logits);
   }
 }
 
