@@ -24,6 +24,8 @@ class DecodeMetrics {
   void ComputedHere(uint64_t tokens) { prompt_tokens_.Add(static_cast<double>(tokens)); }
   // A row of an offloaded step, over its layers.
   void Recalled(int selected, int misses, int left_out);
+  // Of the misses: lost on their way and pulled once more.
+  void MissesRetried(size_t blocks) { misses_retried_.Add(static_cast<double>(blocks)); }
   // Blocks whose digests the tier lacked.
   void DigestsMade(size_t blocks) { digests_made_.Add(static_cast<double>(blocks)); }
   void DigestsWritten(int blocks) { digests_written_.Add(blocks); }
@@ -48,6 +50,7 @@ class DecodeMetrics {
   Counter& prompt_tokens_;
   Counter& selected_blocks_;
   Counter& hot_misses_;
+  Counter& misses_retried_;
   Counter& left_out_blocks_;
   Counter& digests_made_;
   Counter& digests_written_;

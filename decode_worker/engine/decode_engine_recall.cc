@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "decode_worker/engine/decode_engine.h"
+#include "decode_worker/engine/step_fetch.h"
 #include "kernels/base/check.h"
 #include "kernels/base/log.h"
 #include "kernels/select/attention_stats.h"
@@ -44,6 +45,7 @@ bool DecodeEngine::StartOffloadedStep() {
                     .token = seq->tokens.back(),
                     .sample = seq->NextSample()});
     o.stepping = true;
+    o.step_lost = false;
     if (!seq->stepped) seq->figures.admission = deps_.clock->Now() - seq->accepted;
     seq->stepped = true;
     seq->last_step = step_ + 1;
@@ -59,44 +61,14 @@ bool DecodeEngine::StartOffloadedStep() {
 
 void DecodeEngine::FetchForStep(int layer, absl::Span<const OffloadedFetch> fetches,
                                 std::function<void(const std::vector<bool>&)> done) {
-  auto pull = std::make_shared<BlockPull>(layer, layer + 1);
-  std::vector<int> at;  // of each fetch in the pull; -1: its request has ended
-  std::vector<int> rows;
-  std::vector<Seq> pulling;
-  for (const OffloadedFetch& f : fetches) {
-    const Seq& seq = stepping_[static_cast<size_t>(f.row)];
-    rows.push_back(f.row);
-    if (seq->phase != SequencePhase::kRunning) {
-      at.push_back(-1);
-      continue;
-    }
-    at.push_back(static_cast<int>(pull->size()));
-    std::byte* const base = Address(f.fetch.pair.base);
-    std::byte* const residual = Address(f.fetch.pair.residual);
-    pull->Add(seq->ticket.ref(), &seq->places[static_cast<size_t>(f.fetch.block)], {&base, 1},
-              {&residual, 1});
-    if (pulling.empty() || pulling.back() != seq) pulling.push_back(seq);
-  }
-  if (pull->size() == 0) {
-    queue_.Post([done = std::move(done), count = at.size()] {
-      done(std::vector<bool>(count, false));
-    });
-    return;
-  }
-  pull->Start(*deps_.tier, queue_,
-              [this, pull, at, rows, pulling, done = std::move(done)](const TransferResult& result) {
-                deps_.metrics->Pulled(result.bytes, 0, result.blocks_lost);
-                // A burst counts for all who take part.
-                for (const Seq& seq : pulling) seq->figures.pull_bursts += result.bursts;
-                std::vector<bool> ok;
-                for (size_t f = 0; f < at.size(); ++f) {
-                  ok.push_back(at[f] >= 0 && pull->ok(static_cast<size_t>(at[f])));
-                  if (!ok.back()) continue;
-                  stepping_[static_cast<size_t>(rows[f])]->figures.pulled_bytes +=
-                      2 * deps_.cache->slot_bytes();
-                }
-                done(ok);
-              });
+  const StepFetch::Deps deps{.tier = *deps_.tier,
+                             .queue = queue_,
+                             .control = *deps_.control,
+                             .clock = *deps_.clock,
+                             .cache = *deps_.cache,
+                             .metrics = *deps_.metrics,
+                             .at = [this](absl::Time time, Task task) { At(time, std::move(task)); }};
+  std::make_shared<StepFetch>(deps, layer, stepping_, fetches, std::move(done))->Start();
 }
 
 void DecodeEngine::OnOffloadedStepDone(const OffloadedStepResult& result) {

@@ -32,6 +32,7 @@ struct OffloadedSequence {
   std::vector<int> digests_due;  // complete, made before the next step
   bool sparse = false;           // a step has left something out
   bool stepping = false;         // in the step in flight
+  bool step_lost = false;        // a fetch of the step in flight failed
   int lost = 0;                  // of the last step: to be computed again, once nothing is written back
 
   // By layer, from the hand-over; middle blocks, ascending.

@@ -8,6 +8,7 @@ std::unique_ptr<TierWorker> OffloadedEngineTest::NewTier(const std::string& name
   config.worker_epoch = BootEpoch(1);
   config.model = model;
   config.options.transport = TierTransport::kUcx;
+  config.options.transfer_timeout = transfer_timeout_;
   config.options.breaker_pause = absl::Milliseconds(20);
   config.options.breaker_pause_max = absl::Milliseconds(100);
   config.transports = {transport_.get()};
@@ -105,6 +106,27 @@ OffloadedEngineTest::Answer OffloadedEngineTest::Read(
     return on_event == nullptr || on_event(event);
   });
   return answer;
+}
+
+double OffloadedEngineTest::Metric(const std::string& name) const {
+  const std::string text = "\n" + registry_.Render();
+  const size_t at = text.find("\n" + name + " ");
+  EXPECT_NE(at, std::string::npos) << name;
+  return at == std::string::npos ? -1 : std::atof(text.c_str() + at + name.size() + 2);
+}
+
+OffloadedEngineTest::Answer OffloadedEngineTest::ReadAndDisturb(
+    TicketId id, const std::function<void(LoopbackFaults&)>& disturb) {
+  size_t seen = 0;
+  size_t disturbed = 0;
+  return Read(id, [&](const TokenEvent& event) {
+    seen += event.tokens.size();
+    if (event.finish != FinishReason::kRunning || seen < 3 + 16 * disturbed) return true;
+    if (Metric("kvtide_decode_misses_retried_total") > 0) return true;
+    ++disturbed;
+    for (auto& store : stores_) disturb(*store->faults());
+    return true;
+  });
 }
 
 void OffloadedEngineTest::FillStores() {

@@ -154,6 +154,11 @@ class OffloadedEngineTest : public testing::Test {
   void EmptyStores() {
     for (const TicketRef& ticket : fillers_) prefill_tier_->tier().Release(ticket);
   }
+  // Of the engine's metrics; name as rendered, with its labels.
+  double Metric(const std::string& name) const;
+  // Reads the answer and has something happen on the way from three tokens on and again, until the
+  // engine has lost and retried a miss by it.
+  Answer ReadAndDisturb(TicketId id, const std::function<void(LoopbackFaults&)>& disturb);
   uint64_t Held() {
     uint64_t held = 0;
     for (auto& store : stores_) {
@@ -175,6 +180,7 @@ class OffloadedEngineTest : public testing::Test {
   std::vector<int32_t> prompt_;
   std::vector<std::vector<int32_t>> first_selection_;
   int output_ = kOutput;
+  absl::Duration transfer_timeout_ = absl::Seconds(5);
 
   std::unique_ptr<TicketSigner> signer_ = TicketSigner::Generate();
   std::unique_ptr<Transport> transport_ = MakeTestTransport(TestPlane::kLoopback);

@@ -234,6 +234,39 @@ TEST_F(OffloadedEngineTest, NoStoreTakesBlocksAndTheDeviceIsFull_RequestFailsAnd
   prefill_tier_->tier().Release(ticket.ref());
 }
 
+TEST_F(OffloadedEngineTest, MissArrivesCorrupt_IsPulledOnceMoreAndNothingIsComputedAgain) {
+  output_ = 260;
+  Start({.tokens = kBudget, .hot_factor = 1, .fetch_share = 1});
+  const HeldTicket ticket = NewTicket(1);
+  const int32_t next = Prefill(ticket, prompt_, true);
+  ASSERT_TRUE(HandOver(ticket, Request(ticket, prompt_, next)).ok());
+  prefill_tier_->tier().Release(ticket.ref());
+  const Answer answer =
+      ReadAndDisturb(ticket.ticket.id, [](LoopbackFaults& faults) { faults.CorruptNext(1); });
+  ASSERT_TRUE(answer.status.ok()) << answer.status;
+  EXPECT_EQ(answer.tokens, ExpectedSparse(next, Sparse()));
+  EXPECT_GT(Metric("kvtide_decode_misses_retried_total"), 0);
+  EXPECT_EQ(Metric("kvtide_decode_resumed_requests_total"), 0);
+  EXPECT_EQ(Metric("kvtide_decode_lost_blocks_total"), 0);
+  EXPECT_FALSE(was_resumed_);
+}
+
+TEST_F(OffloadedEngineTest, LinksBreakUnderAMiss_RequestWaitsForThemAndGoesOn) {
+  output_ = 260;
+  transfer_timeout_ = absl::Seconds(1);  // a burst that is swallowed closes its channel then
+  Start({.tokens = kBudget, .hot_factor = 1, .fetch_share = 1});
+  const HeldTicket ticket = NewTicket(1);
+  const int32_t next = Prefill(ticket, prompt_, true);
+  ASSERT_TRUE(HandOver(ticket, Request(ticket, prompt_, next)).ok());
+  prefill_tier_->tier().Release(ticket.ref());
+  const Answer answer =
+      ReadAndDisturb(ticket.ticket.id, [](LoopbackFaults& faults) { faults.DropNext(1); });
+  ASSERT_TRUE(answer.status.ok()) << answer.status;
+  EXPECT_EQ(answer.tokens, ExpectedSparse(next, Sparse()));
+  EXPECT_GT(Metric("kvtide_decode_misses_retried_total"), 0);
+  EXPECT_FALSE(was_resumed_);
+}
+
 // Everything stored is lost while the request loads or steps. Prefill computes it again, or, when the
 // stores cannot be reached at that moment, decode does; on a slow machine the request may have ended.
 TEST_F(OffloadedEngineTest, StoresRestartEmpty_RequestIsComputedAgainAndEndsWell) {
