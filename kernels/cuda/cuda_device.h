@@ -4,7 +4,8 @@
 // or kernel shows in Health() and stays.
 //
 // The operations of the model have no CUDA implementation yet: ops() is a bug to call, and workers
-// refuse this backend. Gather and scatter of slots exist (kernels/cuda/gather_scatter.h).
+// refuse this backend. Gather and scatter of slots (gather_scatter.h) and the choice of blocks for
+// sparse attention (select_blocks.h) exist as functions of a stream.
 #pragma once
 
 #include <memory>

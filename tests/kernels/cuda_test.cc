@@ -10,6 +10,7 @@
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/gather_scatter.h"
 #include "tests/kernels/attention_fixture.h"
+#include "tests/kernels/cuda_fixture.h"
 
 namespace kvt {
 namespace {
@@ -32,35 +33,6 @@ TEST(CudaDevice, IndexBeyondTheDevices_IsNotFoundWithTheReason) {
   EXPECT_EQ(device.status().code(), absl::StatusCode::kNotFound);
   EXPECT_NE(device.status().message().find("1000000"), absl::string_view::npos);
 }
-
-class CudaTest : public testing::Test {
- protected:
-  void SetUp() override {
-    std::string why;
-    if (CudaDeviceCount(&why) == 0) GTEST_SKIP() << "no CUDA device: " << why;
-    auto device = MakeCudaDevice(0);
-    ASSERT_TRUE(device.ok()) << device.status();
-    device_ = std::move(device).value();
-    stream_ = device_->NewStream(StreamPriority::kNormal);
-    done_ = device_->NewEvent();
-  }
-  void Drain() {
-    stream_->Record(*done_);
-    ASSERT_TRUE(done_->HostWait(kDeadline));
-    ASSERT_TRUE(device_->Health().ok()) << device_->Health();
-  }
-  DeviceBuffer Upload(const void* data, size_t bytes) {
-    auto buffer = device_->Allocate(bytes);
-    EXPECT_TRUE(buffer.ok()) << buffer.status();
-    stream_->CopyToDevice(buffer->data(), data, bytes);
-    Drain();
-    return std::move(buffer).value();
-  }
-
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Stream> stream_;
-  std::unique_ptr<Event> done_;
-};
 
 TEST_F(CudaTest, GatherAndScatter_OddCounts_EqualTheCpu) {
   std::printf("seed %llu\n", static_cast<unsigned long long>(kSeed));
