@@ -50,6 +50,10 @@ DecodeMetrics::DecodeMetrics(MetricsRegistry& registry)
       saturated_values_(registry.NewCounter("kvtide_decode_saturated_values_total",
                                             "KV values beyond fp16, written as its largest")),
       slots_used_(registry.NewGauge("kvtide_decode_used_slots", "Device slots that are not free")),
+      digest_bytes_(registry.NewGauge("kvtide_decode_digest_bytes",
+                                      "Device memory of offloaded requests' digests")),
+      digest_bytes_max_(registry.NewGauge("kvtide_decode_digest_bytes_max",
+                                          "What it may be ([decode] digest_bytes)")),
       waiting_(registry.NewGauge("kvtide_decode_waiting_sequences",
                                  "Sequences that pull or wait for lost blocks")),
       running_(registry.NewGauge("kvtide_decode_running_sequences", "Sequences that step")),
@@ -89,6 +93,11 @@ void DecodeMetrics::Recalled(int selected, int misses, int left_out) {
   selected_blocks_.Add(selected);
   hot_misses_.Add(misses);
   left_out_blocks_.Add(left_out);
+}
+
+void DecodeMetrics::DigestBytes(uint64_t used, uint64_t max) {
+  digest_bytes_.Set(static_cast<double>(used));
+  digest_bytes_max_.Set(static_cast<double>(max));
 }
 
 void DecodeMetrics::Occupancy(uint64_t slots_used, uint64_t waiting, uint64_t running) {

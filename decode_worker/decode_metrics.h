@@ -29,6 +29,8 @@ class DecodeMetrics {
   // Blocks whose digests the tier lacked.
   void DigestsMade(size_t blocks) { digests_made_.Add(static_cast<double>(blocks)); }
   void DigestsWritten(int blocks) { digests_written_.Add(blocks); }
+  // Of offloaded sequences, and what they may take.
+  void DigestBytes(uint64_t used, uint64_t max);
   void Occupancy(uint64_t slots_used, uint64_t waiting, uint64_t running);
 
  private:
@@ -56,6 +58,8 @@ class DecodeMetrics {
   Counter& digests_written_;
   Counter& saturated_values_;
   Gauge& slots_used_;
+  Gauge& digest_bytes_;
+  Gauge& digest_bytes_max_;
   Gauge& waiting_;
   Gauge& running_;
   Histogram& step_seconds_;

@@ -11,6 +11,7 @@ constexpr int kSparseBudgetMin = 160;
 DecodeOptions ReadDecodeOptions(OptionsTable table) {
   DecodeOptions options;
   table.GetBytes("slots_bytes", &options.slots_bytes, 1 * kMiB, 4096 * kGiB);
+  table.GetBytes("digest_bytes", &options.digest_bytes, 0, 4096 * kGiB);
   table.Get("batch_max", &options.batch_max, 1, kDecodeBatchMax);
   table.Get("pulls_max", &options.pulls_max, 1, kDecodeBatchMax);
   table.Get("detach_timeout", &options.detach_timeout, absl::Milliseconds(100), absl::Hours(1));

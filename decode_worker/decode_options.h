@@ -14,6 +14,8 @@ namespace kvt {
 struct DecodeOptions {
   // Device memory for the KV of the sequences in work.
   uint64_t slots_bytes = 1 * kGiB;
+  // Beside them, for the digests of offloaded sequences; 0: an eighth of slots_bytes.
+  uint64_t digest_bytes = 0;
   // Sequences held at once, and rows of a step.
   int batch_max = 32;
   // Sequences whose blocks are pulled at once.
@@ -28,6 +30,10 @@ struct DecodeOptions {
   absl::Duration drain_timeout = absl::Seconds(20);
   // What of an offloaded request stays on the device.
   OffloadBudget offload;
+
+  [[nodiscard]] uint64_t DigestBytesMax() const {
+    return digest_bytes != 0 ? digest_bytes : slots_bytes / 8;
+  }
 };
 
 // Reads the table; problems are collected in its file.

@@ -175,6 +175,11 @@ absl::Status DecodeEngine::OnHandOver(const std::shared_ptr<Admission>& admissio
   return AcceptResumed(seq, admission);
 }
 
+absl::Status DecodeEngine::NoSlots(uint64_t needed) const {
+  return absl::ResourceExhaustedError(
+      absl::StrCat(pool_.available(), " of ", pool_.total(), " slots free; ", needed));
+}
+
 absl::Status DecodeEngine::Accept(const std::shared_ptr<Admission>& admission) {
   if (draining_) return absl::UnavailableError("the decode worker is draining");
   const Ticket& ticket = admission->ticket.ticket;
@@ -186,8 +191,11 @@ absl::Status DecodeEngine::Accept(const std::shared_ptr<Admission>& admission) {
       ticket.request_class == RequestClass::kOffloaded && offloaded_step_ != nullptr;
   std::optional<SequenceSlots> slots;
   std::unique_ptr<OffloadedSequence> offload;
+  absl::Status no_room = NoSlots(SlotsFor(pool_, blocks));
   if (has_row && offloaded) {
-    offload = TryOffload(blocks);
+    auto made = TryOffload(blocks);
+    no_room = made.status();
+    if (made.ok()) offload = *std::move(made);
     if (offload != nullptr) slots.emplace(SequenceSlots::None());
   } else if (has_row) {
     std::optional<SequenceSlots> whole = SequenceSlots::TryCreate(pool_, blocks);
@@ -197,10 +205,7 @@ absl::Status DecodeEngine::Accept(const std::shared_ptr<Admission>& admission) {
     deps_.metrics->Refused();
     return absl::ResourceExhaustedError(
         absl::StrCat(deps_.node, " has ", sequences_.size(), " of ", options_.batch_max,
-                     " sequences and ", pool_.available(), " of ", pool_.total(), " slots free; ",
-                     offloaded ? ShapeFor(*deps_.calibration, options_.offload, blocks).Slots()
-                               : SlotsFor(pool_, blocks),
-                     " are needed"));
+                     " sequences and ", no_room.message(), " are needed"));
   }
   const absl::Time now = deps_.clock->Now();
   const auto seq = std::make_shared<Sequence>(next_sequence_++, admission->ticket,
@@ -428,7 +433,7 @@ void DecodeEngine::MaybeForget(const Seq& seq) {
   std::vector<PoolBlock> last;
   seq->slots.Release(seq->last_step, &last);
   for (const PoolBlock block : last) shared_.Forget(block);
-  if (seq->offload != nullptr) seq->offload->slots->Release(seq->last_step);
+  if (seq->offload != nullptr) EndOffload(*seq);
   free_rows_.push_back(seq->table_row);
   ReleaseTicket(*seq);
   const auto it = by_ticket_.find(seq->ticket.ticket.id);
@@ -466,6 +471,7 @@ void DecodeEngine::Publish() {
     if (seq->phase != SequencePhase::kDraining) load.tickets.push_back(seq->ticket.ref());
   }
   deps_.metrics->Occupancy(pool_.total() - pool_.free(), load.waiting, load.running);
+  deps_.metrics->DigestBytes(digest_bytes_, options_.DigestBytesMax());
   MutexLock lock(mu_);
   load_ = std::move(load);
 }

@@ -120,6 +120,7 @@ class DecodeEngine {
 
   absl::Status OnHandOver(const std::shared_ptr<Admission>& admission);
   absl::Status Accept(const std::shared_ptr<Admission>& admission);
+  [[nodiscard]] absl::Status NoSlots(uint64_t needed) const;
   absl::Status AcceptResumed(const Seq& seq, const std::shared_ptr<Admission>& admission);
   // Appends a token to the output; true when the sequence has ended by it.
   bool TakeToken(const Seq& seq, int32_t token);
@@ -141,7 +142,8 @@ class DecodeEngine {
 
   // The offloaded class: decode_engine_offload.cc.
   absl::Status CreateOffloaded();
-  std::unique_ptr<OffloadedSequence> TryOffload(int blocks);
+  absl::StatusOr<std::unique_ptr<OffloadedSequence>> TryOffload(int blocks);
+  void EndOffload(Sequence& seq);  // gives back what TryOffload took
   void TakeFirstSelection(Sequence& seq, const HandOverRequest& request);
   // Back to an empty sequence whose KV lies in the tier, or will, as exact; it is in no step.
   void BeginAgain(Sequence& seq);
@@ -164,12 +166,9 @@ class DecodeEngine {
   void OnDigestsReserved(const Seq& seq, absl::StatusOr<ReserveResult> reserved);
   void EndWriteDigests(const Seq& seq);
   void FindWrittenBack(const Seq& seq);
-  // Blocks that no store took are offered again with the next one: they hold device memory.
   void RetryWriteBack(Sequence& seq);
   void LetGoStored(Sequence& seq);
   void EndWriteBack(const Seq& seq);
-  // An offloaded sequence that lost blocks goes back to prefill once nothing of it is written back.
-  // True: it does, or will.
   bool ResumeAtLast(const Seq& seq);
   [[nodiscard]] std::byte* Address(uint32_t slot) const {
     return reinterpret_cast<std::byte*>(deps_.cache->SlotAddress(slot));
@@ -221,6 +220,7 @@ class DecodeEngine {
   bool draining_ = false;
   bool stopping_ = false;
   uint64_t tokens_done_ = 0;
+  uint64_t digest_bytes_ = 0;  // of offloaded sequences; at most DecodeOptions::DigestBytesMax
 
   mutable Mutex mu_;
   LoadReport load_ ABSL_GUARDED_BY(mu_);

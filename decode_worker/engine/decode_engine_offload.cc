@@ -10,6 +10,7 @@
 #include "decode_worker/engine/decode_engine.h"
 #include "kernels/base/check.h"
 #include "kernels/base/log.h"
+#include "kernels/base/units.h"
 #include "kernels/select/attention_stats.h"
 
 namespace kvt {
@@ -31,18 +32,32 @@ absl::Status DecodeEngine::CreateOffloaded() {
   return absl::OkStatus();
 }
 
-std::unique_ptr<OffloadedSequence> DecodeEngine::TryOffload(int blocks) {
-  std::optional<OffloadedSlots> slots =
-      OffloadedSlots::TryCreate(pool_, ShapeFor(*deps_.calibration, options_.offload, blocks));
-  if (!slots.has_value()) return nullptr;
-  absl::StatusOr<DigestBuffer> digests = DigestBuffer::Create(
-      deps_.transformer->device(), deps_.calibration->DigestBytesByLayer(), blocks);
-  if (!digests.ok()) {
-    KVT_LOG(kWarning, "no memory for digests: ", digests.status().ToString());
-    slots->Release(0);
-    return nullptr;
+absl::StatusOr<std::unique_ptr<OffloadedSequence>> DecodeEngine::TryOffload(int blocks) {
+  const std::vector<uint32_t> layer_bytes = deps_.calibration->DigestBytesByLayer();
+  const uint64_t bytes = DigestBuffer::BytesFor(layer_bytes, blocks);
+  const uint64_t bytes_max = options_.DigestBytesMax();
+  if (bytes > bytes_max - digest_bytes_) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(FormatBytes(bytes_max - digest_bytes_), " of ", FormatBytes(bytes_max),
+                     " for digests free ([decode] digest_bytes); ", FormatBytes(bytes)));
   }
+  const OffloadedShape shape = ShapeFor(*deps_.calibration, options_.offload, blocks);
+  std::optional<OffloadedSlots> slots = OffloadedSlots::TryCreate(pool_, shape);
+  if (!slots.has_value()) return NoSlots(shape.Slots());
+  absl::StatusOr<DigestBuffer> digests =
+      DigestBuffer::Create(deps_.transformer->device(), layer_bytes, blocks);
+  if (!digests.ok()) {
+    slots->Release(0);
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for digests (", digests.status().message(), "); ", FormatBytes(bytes)));
+  }
+  digest_bytes_ += bytes;
   return std::make_unique<OffloadedSequence>(std::move(*slots), *std::move(digests));
+}
+
+void DecodeEngine::EndOffload(Sequence& seq) {
+  seq.offload->slots->Release(seq.last_step);
+  digest_bytes_ -= seq.offload->digests.bytes();
 }
 
 void DecodeEngine::TakeFirstSelection(Sequence& seq, const HandOverRequest& request) {
@@ -97,6 +112,7 @@ bool DecodeEngine::BecomeResident(Sequence& seq) {
   std::optional<SequenceSlots> slots = SequenceSlots::TryCreate(pool_, o.shape.blocks_max);
   if (!slots.has_value()) return false;
   seq.slots = std::move(*slots);
+  EndOffload(seq);
   seq.offload.reset();
   seq.loaded.clear();
   seq.base_addresses.clear();

@@ -119,6 +119,8 @@ void DecodeEngine::OnOffloadedStepDone(const OffloadedStepResult& result) {
   }
 }
 
+// An offloaded sequence that lost blocks goes back to prefill once nothing of it is written back. True:
+// it does, or will.
 bool DecodeEngine::ResumeAtLast(const Seq& seq) {
   if (seq->offload == nullptr || seq->offload->lost == 0) return false;
   if (seq->phase != SequencePhase::kRunning) return false;
@@ -126,6 +128,7 @@ bool DecodeEngine::ResumeAtLast(const Seq& seq) {
   return true;
 }
 
+// Blocks that no store took are offered again with the next one: they hold device memory.
 void DecodeEngine::RetryWriteBack(Sequence& seq) {
   const std::vector<bool>& stored = seq.offload->stored;
   const auto refused = std::find(stored.begin(), stored.begin() + seq.written_back, false);

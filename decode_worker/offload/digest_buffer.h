@@ -23,10 +23,16 @@ class DigestBuffer {
     uint64_t bytes = 0;
     for (const uint32_t of_block : layer_bytes) {
       buffer.offsets_.push_back(bytes);
-      bytes += CeilDiv(uint64_t{of_block} * static_cast<uint64_t>(blocks), 64) * 64;
+      bytes += LayerSpan(of_block, blocks);
     }
     KVT_ASSIGN_OR_RETURN(buffer.memory_, device.Allocate(bytes == 0 ? 64 : bytes));
     return buffer;
+  }
+  // What Create takes of the device.
+  [[nodiscard]] static uint64_t BytesFor(absl::Span<const uint32_t> layer_bytes, int blocks) {
+    uint64_t bytes = 0;
+    for (const uint32_t of_block : layer_bytes) bytes += LayerSpan(of_block, blocks);
+    return bytes == 0 ? 64 : bytes;
   }
   // Device address of block 0's.
   [[nodiscard]] uint8_t* Layer(int layer) const {
@@ -35,6 +41,10 @@ class DigestBuffer {
   [[nodiscard]] uint64_t bytes() const { return memory_.bytes(); }
 
  private:
+  static uint64_t LayerSpan(uint32_t of_block, int blocks) {
+    return CeilDiv(uint64_t{of_block} * static_cast<uint64_t>(blocks), 64) * 64;
+  }
+
   DeviceBuffer memory_;
   std::vector<uint64_t> offsets_;
 };

@@ -176,6 +176,37 @@ TEST_F(OffloadedEngineTest, TwoAndAResidentOne_StepInTurnAndEachIsAsAlone) {
   }
 }
 
+TEST_F(OffloadedEngineTest, DigestsOfOneRequestFit_TheSecondIsRefusedUntilTheFirstHasEnded) {
+  const int blocks = BlocksFor(static_cast<uint64_t>(kPrompt + kOutput));
+  const uint64_t one = DigestBuffer::BytesFor(calibration_.DigestBytesByLayer(), blocks);
+  options_.digest_bytes = one + one / 2;
+  Start(Sparse());
+  const HeldTicket first = NewTicket(1), second = NewTicket(2);
+  const int32_t next = Prefill(first, prompt_, true);
+  for (auto& store : stores_) store->faults()->SetStalled(true);  // the first stays where it is
+  ASSERT_TRUE(HandOver(first, Request(first, prompt_, next)).ok());
+  const absl::Status refused = HandOver(second, Request(second, prompt_, next));
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_NE(refused.message().find("[decode] digest_bytes"), std::string::npos) << refused;
+  EXPECT_TRUE(Eventually([&] {
+    return Metric("kvtide_decode_digest_bytes") == static_cast<double>(one);
+  }));
+  EXPECT_EQ(Metric("kvtide_decode_digest_bytes_max"), static_cast<double>(one + one / 2));
+  EXPECT_EQ(Metric("kvtide_decode_refused_requests_total"), 1);
+  // One that is not of the class needs none.
+  HeldTicket resident = NewTicket(3);
+  resident.ticket.request_class = RequestClass::kResident;
+  resident.signed_ticket = signer_->Sign(resident.ticket);
+  EXPECT_TRUE(HandOver(resident, Request(resident, prompt_, next)).ok());
+  for (auto& store : stores_) store->faults()->SetStalled(false);
+  EXPECT_TRUE(Read(first.ticket.id).status.ok());
+  EXPECT_TRUE(Eventually([&] { return Metric("kvtide_decode_digest_bytes") == 0; }));
+  EXPECT_TRUE(HandOver(second, Request(second, prompt_, next)).ok());
+  EXPECT_TRUE(Read(second.ticket.id).status.ok());
+  EXPECT_TRUE(Read(resident.ticket.id).status.ok());
+  prefill_tier_->tier().Release(first.ref());
+}
+
 TEST_F(OffloadedEngineTest, CompletedBlocksThatNoStoreTakes_StayOnTheDevice) {
   output_ = 260;  // 16 blocks, more than are set aside
   Start(Sparse(), 1, 2 * kMiB);
