@@ -1,8 +1,6 @@
 #include "kernels/cuda/gather_scatter.h"
 
-#include <cuda_runtime.h>
-
-#include "absl/strings/str_cat.h"
+#include "kernels/cuda/cuda_launch.h"
 
 namespace kvt {
 namespace {
@@ -38,26 +36,20 @@ __global__ void __launch_bounds__(kThreads) ScatterKernel(ScatterSlotsArgs args)
   }
 }
 
-absl::Status LaunchStatus(const char* op) {
-  const cudaError_t error = cudaGetLastError();
-  if (error == cudaSuccess) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(op, ": launch: ", cudaGetErrorString(error)));
-}
-
 }  // namespace
 
 absl::Status CudaGatherSlots(const GatherSlotsArgs& args, CUstream_st* stream) {
   absl::Status status = ValidateGatherSlots(args);
   if (!status.ok() || args.count == 0) return status;
-  GatherKernel<<<static_cast<unsigned>(args.count), kThreads, 0, stream>>>(args);
-  return LaunchStatus("gather slots");
+  return CudaLaunch("gather slots", GatherKernel, dim3(static_cast<unsigned>(args.count)), kThreads,
+                    stream, args);
 }
 
 absl::Status CudaScatterSlots(const ScatterSlotsArgs& args, CUstream_st* stream) {
   absl::Status status = ValidateScatterSlots(args);
   if (!status.ok() || args.count == 0) return status;
-  ScatterKernel<<<static_cast<unsigned>(args.count), kThreads, 0, stream>>>(args);
-  return LaunchStatus("scatter slots");
+  return CudaLaunch("scatter slots", ScatterKernel, dim3(static_cast<unsigned>(args.count)), kThreads,
+                    stream, args);
 }
 
 }  // namespace kvt

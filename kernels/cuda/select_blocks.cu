@@ -1,13 +1,13 @@
 #include "kernels/cuda/select_blocks.h"
 
 #include <cuda_fp16.h>
-#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <climits>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/select_math.h"
 #include "kernels/layout/named_layout.h"
 #include "kernels/layout/planes.h"
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kDigestThreads)
   auto* digest = reinterpret_cast<uint32_t*>(params.digests + size_t{entry} * spec.digest_bytes +
                                              static_cast<size_t>(h) * spec.head_bytes);
   uint32_t codes[32];
-#pragma unroll
+  KVT_UNROLL
   for (int i = 0; i < 32; ++i) {
     const int d = first + i;
     const uint32_t at = KOffset(token, d);
@@ -170,14 +170,14 @@ __device__ void ScoreBurst(const ScoreParams& params, const ScoreSegment& segmen
     SelectLogits<kBits>(reinterpret_cast<const uint32_t*>(digest), params.spec.head_dim, token,
                         shared.q, logits);
   }
-#pragma unroll
+  KVT_UNROLL
   for (int i = 0; i < kQueries; ++i) {
     if (!is_there) logits[i] = INT_MIN;
     const int32_t most = __reduce_max_sync(kAllLanes, logits[i]);
     if (threadIdx.x % kWarp == 0) shared.max[i][threadIdx.x / kWarp] = most;
   }
   __syncthreads();
-#pragma unroll
+  KVT_UNROLL
   for (int i = 0; i < kQueries; ++i) {
     if (i >= count) break;
     int32_t most = shared.max[i][0];
@@ -371,12 +371,6 @@ __global__ void __launch_bounds__(kTopThreads) TopKernel(const __grid_constant__
 
 // ---- launches
 
-absl::Status LaunchStatus(const char* op) {
-  const cudaError_t error = cudaGetLastError();
-  if (error == cudaSuccess) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(op, ": launch: ", cudaGetErrorString(error)));
-}
-
 absl::Status ValidateSpec(const char* op, const Geometry& geometry, const DigestSpec& spec) {
   const auto bad = [op](auto... what) {
     return absl::InvalidArgumentError(absl::StrCat(op, ": ", what...));
@@ -402,17 +396,22 @@ bool IsAligned(const void* pointer, uintptr_t to) {
   return pointer != nullptr && reinterpret_cast<uintptr_t>(pointer) % to == 0;
 }
 
+using DigestKernelPointer = void (*)(DigestParams);
+DigestKernelPointer DigestKernelOf(int bits) {
+  return bits == 2 ? DigestKernel<2> : bits == 3 ? DigestKernel<3> : DigestKernel<4>;
+}
+
+using ScoreKernelPointer = void (*)(ScoreParams);
 template <int kBits>
-void LaunchScore(const ScoreParams& params, dim3 grid, CUstream_st* stream) {
-  if (params.group == 1) {
-    ScoreKernel<kBits, 1><<<grid, kScoreThreads, 0, stream>>>(params);
-  } else if (params.group == 2) {
-    ScoreKernel<kBits, 2><<<grid, kScoreThreads, 0, stream>>>(params);
-  } else if (params.group <= 4) {
-    ScoreKernel<kBits, 4><<<grid, kScoreThreads, 0, stream>>>(params);
-  } else {
-    ScoreKernel<kBits, 8><<<grid, kScoreThreads, 0, stream>>>(params);
-  }
+ScoreKernelPointer ScoreKernelOfGroup(int group) {
+  if (group == 1) return ScoreKernel<kBits, 1>;
+  if (group == 2) return ScoreKernel<kBits, 2>;
+  return group <= 4 ? ScoreKernel<kBits, 4> : ScoreKernel<kBits, 8>;
+}
+ScoreKernelPointer ScoreKernelOf(int bits, int group) {
+  return bits == 2   ? ScoreKernelOfGroup<2>(group)
+         : bits == 3 ? ScoreKernelOfGroup<3>(group)
+                     : ScoreKernelOfGroup<4>(group);
 }
 
 size_t PartBytes(size_t bursts) {
@@ -475,17 +474,7 @@ absl::Status CudaMakeDigest(const MakeDigestArgs& args, CUstream_st* stream) {
   const int64_t threads = int64_t{args.count} * params.spec.head_count *
                           (params.spec.head_dim / 32) * kBlockTokens;
   const auto grid = static_cast<unsigned>((threads + kDigestThreads - 1) / kDigestThreads);
-  switch (args.spec.bits) {
-    case 2:
-      DigestKernel<2><<<grid, kDigestThreads, 0, stream>>>(params);
-      break;
-    case 3:
-      DigestKernel<3><<<grid, kDigestThreads, 0, stream>>>(params);
-      break;
-    default:
-      DigestKernel<4><<<grid, kDigestThreads, 0, stream>>>(params);
-  }
-  return LaunchStatus(kOp);
+  return CudaLaunch(kOp, DigestKernelOf(args.spec.bits), dim3(grid), kDigestThreads, stream, params);
 }
 
 size_t CudaScoreWorkspaceBytes(int queries, int rows, int blocks) {
@@ -525,21 +514,15 @@ absl::Status CudaScoreBlocks(const ScoreBlocksArgs& args, void* workspace, size_
     const auto bursts = static_cast<unsigned>(params.bursts_max);
     const dim3 grid((bursts + kBurstsPerThreadBlock - 1) / kBurstsPerThreadBlock, row_count,
                     static_cast<unsigned>(params.spec.head_count));
-    switch (args.spec.bits) {
-      case 2:
-        LaunchScore<2>(params, grid, stream);
-        break;
-      case 3:
-        LaunchScore<3>(params, grid, stream);
-        break;
-      default:
-        LaunchScore<4>(params, grid, stream);
-    }
-    MassKernel<<<dim3(static_cast<unsigned>(params.queries), row_count), kWarp, 0, stream>>>(params);
+    KVT_RETURN_IF_ERROR(CudaLaunch(kOp, ScoreKernelOf(args.spec.bits, params.group), grid,
+                                   kScoreThreads, stream, params));
+    KVT_RETURN_IF_ERROR(CudaLaunch(kOp, MassKernel,
+                                   dim3(static_cast<unsigned>(params.queries), row_count), kWarp,
+                                   stream, params));
     const auto blocks = static_cast<unsigned>(blocks_max);
-    ShareKernel<<<dim3((blocks + kShareThreads - 1) / kShareThreads, row_count), kShareThreads, 0,
-                  stream>>>(params);
-    KVT_RETURN_IF_ERROR(LaunchStatus(kOp));
+    KVT_RETURN_IF_ERROR(CudaLaunch(kOp, ShareKernel,
+                                   dim3((blocks + kShareThreads - 1) / kShareThreads, row_count),
+                                   kShareThreads, stream, params));
   }
   return absl::OkStatus();
 }
@@ -560,8 +543,8 @@ absl::Status CudaSelectTopBlocks(const SelectTopBlocksArgs& args, CUstream_st* s
     const auto rows = args.segments.subspan(done, kSelectSegmentsPerLaunch);
     TopParams params = {};
     std::copy(rows.begin(), rows.end(), params.segments);
-    TopKernel<<<static_cast<unsigned>(rows.size()), kTopThreads, 0, stream>>>(params);
-    KVT_RETURN_IF_ERROR(LaunchStatus(kOp));
+    KVT_RETURN_IF_ERROR(CudaLaunch(kOp, TopKernel, dim3(static_cast<unsigned>(rows.size())),
+                                   kTopThreads, stream, params));
   }
   return absl::OkStatus();
 }

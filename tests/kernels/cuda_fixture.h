@@ -1,4 +1,5 @@
-// A test of the first CUDA device; skipped, with the driver's reason, where there is none.
+// A test of kernels on the first CUDA device; skipped, with the driver's reason, where there is none.
+// With KVT_CUDA_EMULATED they run on the host instead (tests/support/cuda_emulation).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,16 +9,24 @@
 #include <utility>
 #include <vector>
 
+#ifdef KVT_CUDA_EMULATED
+#include "kernels/cpu/cpu_device.h"
+#else
 #include "kernels/cuda/cuda_device.h"
+#endif
 
 namespace kvt {
 
 class CudaTest : public testing::Test {
  protected:
   void SetUp() override {
+#ifdef KVT_CUDA_EMULATED
+    auto device = MakeCpuDevice({.threads = 1});
+#else
     std::string why;
     if (CudaDeviceCount(&why) == 0) GTEST_SKIP() << "no CUDA device: " << why;
     auto device = MakeCudaDevice(0);
+#endif
     ASSERT_TRUE(device.ok()) << device.status();
     device_ = std::move(device).value();
     stream_ = device_->NewStream(StreamPriority::kNormal);
@@ -46,7 +55,13 @@ class CudaTest : public testing::Test {
     Drain();
     return values;
   }
-  [[nodiscard]] CUstream_st* Handle() { return CudaStreamHandle(*stream_); }
+  [[nodiscard]] CUstream_st* Handle() {
+#ifdef KVT_CUDA_EMULATED
+    return nullptr;  // kernels run within the launch
+#else
+    return CudaStreamHandle(*stream_);
+#endif
+  }
 
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;

@@ -1,6 +1,5 @@
-// Selection on the CUDA device equals the CPU's bit for bit. Where there is no device the kernels are
-// skipped, with the driver's reason; their arithmetic (select_math.h) and the argument checks run
-// everywhere.
+// Selection on the CUDA device, and its arithmetic on the host (select_math.h), equal the CPU's bit
+// for bit.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -57,8 +56,11 @@ struct SelectCase {
     q = RandomFloats(random, static_cast<size_t>(kRows * query_heads * s.dim), -2.0f, 2.0f);
     std::fill_n(q.begin(), s.dim, std::numeric_limits<float>::quiet_NaN());
     for (int row = 0; row < kRows; ++row) {
-      // All, odd numbers, one, none.
-      blocks.push_back(row == 0 ? kBlocks : row % 9 == 8 ? row / 9 % 2 : (row * 37) % kBlocks);
+      // All, odd numbers, few, one, none.
+      blocks.push_back(row == 0       ? kBlocks
+                       : row % 9 == 8 ? row / 9 % 2
+                       : row % 9 == 0 ? row * 37 % kBlocks
+                                      : row % 23);
     }
   }
   // Both arrays in the memory of the device that will read them.
