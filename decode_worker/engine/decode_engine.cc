@@ -211,8 +211,9 @@ absl::Status DecodeEngine::Accept(const std::shared_ptr<Admission>& admission) {
   const auto seq = std::make_shared<Sequence>(next_sequence_++, admission->ticket,
                                               KeyChain(admission->domain), std::move(*slots));
   seq->offload = std::move(offload);
-  if (seq->offload != nullptr && deps_.digest_tier != nullptr) {
-    seq->offload->digest_chain.emplace(deps_.digest_layout->Domain(admission->domain));
+  const bool digests = seq->offload != nullptr || ticket.fidelity == Fidelity::kSparse;
+  if (digests && deps_.digest_tier != nullptr) {
+    seq->digest_write.chain.emplace(deps_.digest_layout->Domain(admission->domain));
   }
   seq->tokens = std::move(request.tokens);
   const size_t exact = seq->tokens.size() - request.approximate_tokens;
@@ -349,11 +350,16 @@ void DecodeEngine::OnStepDone(const DecodeStepResult& result) {
     if (seq->phase != SequencePhase::kRunning) continue;  // it ended while the step ran
     seq->names.Append(absl::MakeConstSpan(&seq->tokens.back(), 1));
     CountOf(seq->names.worst(), seq->figures.computed) += 1;
+    if (!seq->names.HasTail() && seq->digest_write.chain.has_value()) {
+      seq->digest_write.unwritten.push_back(static_cast<int>(seq->names.blocks().size()) - 1);
+    }
     WriteBack(seq);
+    WriteDigests(seq);
     TakeToken(seq, result.tokens[i]);
   }
 }
 
+// Several times a second while there are sequences: those nobody listens to, progress, forgotten streams.
 void DecodeEngine::Tick() {
   const absl::Time now = deps_.clock->Now();
   std::vector<Seq> lonely;
@@ -442,9 +448,7 @@ void DecodeEngine::MaybeForget(const Seq& seq) {
 
 void DecodeEngine::ReleaseTicket(const Sequence& seq) {
   deps_.tier->Release(seq.ticket.ref());
-  if (seq.offload != nullptr && deps_.digest_tier != nullptr) {
-    deps_.digest_tier->Release(seq.ticket.ref());
-  }
+  if (seq.digest_write.chain.has_value()) deps_.digest_tier->Release(seq.ticket.ref());
 }
 
 void DecodeEngine::Report(const Sequence& seq, RequestPhase phase, const std::string& error) {

@@ -133,7 +133,6 @@ class DecodeEngine {
   void SendResume(const Seq& seq, int blocks_lost);
   // Slots for all blocks; those that another sequence holds are shared and count as loaded.
   void AppendSlots(const Seq& seq);
-  // No store is reachable: the blocks that are not loaded are computed on this device.
   void ComputeHere(const Seq& seq);
   [[nodiscard]] bool ChunkWaits();
   [[nodiscard]] bool ChunkRuns() const { return chunk_ != nullptr && chunk_->busy(); }
@@ -163,6 +162,8 @@ class DecodeEngine {
   void OnOffloadedStepDone(const OffloadedStepResult& result);
   // Digests that were made here, into the tier: decode_engine_digests.cc.
   void WriteDigests(const Seq& seq);
+  void ReserveDigests(const Seq& seq, const std::vector<int>& blocks, const DigestBuffer& from,
+                      const std::vector<int>& entries);
   void OnDigestsReserved(const Seq& seq, absl::StatusOr<ReserveResult> reserved);
   void EndWriteDigests(const Seq& seq);
   void FindWrittenBack(const Seq& seq);
@@ -181,7 +182,6 @@ class DecodeEngine {
   void OnWriteReserved(const Seq& seq, int first, absl::StatusOr<ReserveResult> reserved);
   void OnWrittenBack(const Seq& seq, const TransferResult& result);
 
-  // Several times a second while there are sequences: those nobody listens to, progress, forgotten streams.
   void Tick();
   void Finish(const Seq& seq, FinishReason reason);
   void Fail(const Seq& seq, absl::Status status);

@@ -9,6 +9,7 @@
 
 namespace kvt {
 
+// No store is reachable: the blocks that are not loaded are computed on this device.
 void DecodeEngine::ComputeHere(const Seq& seq) {
   KVT_LOG(kInfo, "request ", seq->ticket.ticket.id.value(),
           ": no store is reachable; its prompt is computed here");

@@ -93,9 +93,9 @@ void DecodeEngine::BeginAgain(Sequence& seq) {
   o.stored.clear();
   o.digests_due.clear();
   o.digest_places.clear();
-  o.digest_names.reset();
+  seq.digest_write.names.reset();
   o.digests_in_step.clear();
-  o.digests_unwritten.clear();
+  seq.digest_write.unwritten.clear();
   o.sparse = false;
   o.lost = 0;
   // Prefill computes what it lacks with full attention.
@@ -344,7 +344,7 @@ void DecodeEngine::FinishLoad(const Seq& seq) {
   o.digest_places.clear();
   o.stage.reset();
   if (o.blocks_lost > 0) return Resume(seq, o.blocks_lost);
-  o.digests_unwritten = o.missing;
+  seq->digest_write.unwritten = o.missing;
   for (int b = 0; b < o.slots->blocks(); ++b) {
     offloaded_step_->SetBlock(seq->table_row, *o.slots, b);
   }

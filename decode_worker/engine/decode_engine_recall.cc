@@ -88,8 +88,8 @@ void DecodeEngine::OnOffloadedStepDone(const OffloadedStepResult& result) {
       continue;
     }
     OffloadedSequence& o = *seq->offload;
-    o.digests_unwritten.insert(o.digests_unwritten.end(), o.digests_in_step.begin(),
-                               o.digests_in_step.end());
+    std::vector<int>& unwritten = seq->digest_write.unwritten;
+    unwritten.insert(unwritten.end(), o.digests_in_step.begin(), o.digests_in_step.end());
     o.digests_in_step.clear();
     deps_.metrics->Recalled(row.selected, row.misses, row.left_out);
     seq->figures.selected_blocks += static_cast<uint64_t>(row.selected);
@@ -124,7 +124,7 @@ void DecodeEngine::OnOffloadedStepDone(const OffloadedStepResult& result) {
 bool DecodeEngine::ResumeAtLast(const Seq& seq) {
   if (seq->offload == nullptr || seq->offload->lost == 0) return false;
   if (seq->phase != SequencePhase::kRunning) return false;
-  if (!seq->write_back_runs && !seq->offload->digests_run) Resume(seq, seq->offload->lost);
+  if (!seq->write_back_runs && !seq->digest_write.runs) Resume(seq, seq->offload->lost);
   return true;
 }
 

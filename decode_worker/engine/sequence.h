@@ -9,6 +9,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "decode_worker/engine/digest_write_back.h"
 #include "decode_worker/engine/token_stream.h"
 #include "decode_worker/offload/offloaded_sequence.h"
 #include "decode_worker/pool/sequence_slots.h"
@@ -99,6 +100,8 @@ struct Sequence {
   std::vector<PlacedBlock> write_places;
   std::vector<PushBlock> write_list;
   std::vector<TransferOutcome> write_outcomes;
+
+  DigestWriteBack digest_write;
 
   DecodeFigures figures;
   PrefillFigures prefill;

@@ -48,18 +48,7 @@ struct OffloadedSequence {
   std::vector<int> missing;  // blocks whose digests are made from planes
   size_t missing_done = 0;
 
-  // Digests made here, on their way into the tier; one push at a time. A refusal costs the next reader
-  // the making of them.
-  std::optional<KeyChain> digest_chain;         // none: without digest tier
-  std::optional<SequenceBlocks> digest_names;   // of the first blocks
-  std::vector<int> digests_in_step;             // made by the step in flight
-  std::vector<int> digests_unwritten;
-  bool digests_run = false;
-  std::optional<DigestStage> digest_write;
-  std::vector<PlacedBlock> digest_write_places;
-  std::vector<std::byte*> digest_write_addresses;  // [block][plane]
-  std::vector<PushBlock> digest_write_list;
-  std::vector<TransferOutcome> digest_write_outcomes;
+  std::vector<int> digests_in_step;  // made by the step in flight
 };
 
 }  // namespace kvt

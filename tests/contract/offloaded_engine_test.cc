@@ -75,6 +75,62 @@ TEST_F(OffloadedEngineTest, CompletedBlocks_LeaveTheirDigestsInTheTier) {
   prefill_tier_->tier().Release(ticket.ref());
 }
 
+// A dialogue begins resident and goes on offloaded: the digests of the answer were made when its blocks
+// were written back.
+TEST_F(OffloadedEngineTest, ResidentAnswer_LeavesItsDigestsForTheOffloadedRequestThatFollows) {
+  output_ = 260;
+  Start(Sparse());
+  HeldTicket first = NewTicket(1);
+  first.ticket.request_class = RequestClass::kResident;
+  first.signed_ticket = signer_->Sign(first.ticket);
+  const int32_t next = Prefill(first, prompt_, true);
+  ASSERT_TRUE(HandOver(first, Request(first, prompt_, next)).ok());
+  const Answer answer = Read(first.ticket.id);
+  ASSERT_TRUE(answer.status.ok()) << answer.status;
+  EXPECT_FALSE(answer.figures.offloaded);
+  ASSERT_TRUE(Eventually([this] { return engine_->Idle(); }));
+  EXPECT_EQ(Metric("kvtide_decode_digests_written_total"), (260 - 1) / kBlockTokens);
+  // The next turn, without what a prefill worker would write beside it.
+  std::vector<int32_t> dialogue = prompt_;
+  dialogue.insert(dialogue.end(), answer.tokens.begin(), answer.tokens.end() - 1);
+  dialogue.resize(dialogue.size() / kBlockTokens * kBlockTokens);  // no tail, which was private
+  output_ = 20;
+  HeldTicket second = NewTicket(2);
+  second.ticket.prompt_tokens = static_cast<uint32_t>(dialogue.size());
+  second.signed_ticket = signer_->Sign(second.ticket);
+  HandOverRequest request = Request(second, dialogue, answer.tokens.back());
+  request.prompt_tokens = second.ticket.prompt_tokens;
+  ASSERT_TRUE(HandOver(second, request).ok());
+  const Answer again = Read(second.ticket.id);
+  ASSERT_TRUE(again.status.ok()) << again.status;
+  EXPECT_TRUE(again.figures.offloaded);
+  const MiddleBlocks middle = MiddleOf(static_cast<int>(dialogue.size()));
+  EXPECT_EQ(again.figures.digest_bytes,
+            static_cast<uint64_t>(middle.count()) * layout_->BlockBytes());
+  EXPECT_EQ(Metric("kvtide_decode_digests_made_total"), 0);
+  // The sink and the recent blocks alone: no plane was pulled for a digest.
+  const auto blocks = static_cast<int>(dialogue.size()) / kBlockTokens;
+  EXPECT_EQ(again.figures.admission_bytes,
+            static_cast<uint64_t>(blocks - middle.count()) * again.figures.block_bytes +
+                again.figures.digest_bytes);
+  prefill_tier_->tier().Release(first.ref());
+}
+
+// Its dialogue will not go on offloaded.
+TEST_F(OffloadedEngineTest, ResidentAnswerOfAnExactTicket_MakesNoDigests) {
+  Start(Sparse());
+  HeldTicket ticket = NewTicket(1);
+  ticket.ticket.request_class = RequestClass::kResident;
+  ticket.ticket.fidelity = Fidelity::kExact;
+  ticket.signed_ticket = signer_->Sign(ticket.ticket);
+  const int32_t next = Prefill(ticket, prompt_, false);
+  ASSERT_TRUE(HandOver(ticket, Request(ticket, prompt_, next)).ok());
+  EXPECT_TRUE(Read(ticket.ticket.id).status.ok());
+  ASSERT_TRUE(Eventually([this] { return engine_->Idle(); }));
+  EXPECT_EQ(Metric("kvtide_decode_digests_written_total"), 0);
+  prefill_tier_->tier().Release(ticket.ref());
+}
+
 TEST_F(OffloadedEngineTest, BudgetOfEverything_EqualsFullAttentionAndIsExact) {
   const OffloadBudget everything{.tokens = 4096, .hot_factor = 1, .fetch_share = 1};
   Start(everything);
