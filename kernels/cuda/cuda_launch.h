@@ -11,8 +11,8 @@ namespace kvt {
 // Internal, naming `op`, when the launch is refused. A failure of the kernel itself shows later, as
 // the device's.
 template <typename Params>
-[[nodiscard]] absl::Status CudaLaunch(const char* op, void (*kernel)(Params), dim3 grid, int threads,
-                                      CUstream_st* stream, const Params& params) {
+[[nodiscard]] absl::Status CudaLaunch(const char* op, void (*kernel)(Params), dim3 grid,
+                                      int threads, CUstream_st* stream, const Params& params) {
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));

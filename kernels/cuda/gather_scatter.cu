@@ -1,6 +1,5 @@
-#include "kernels/cuda/gather_scatter.h"
-
 #include "kernels/cuda/cuda_launch.h"
+#include "kernels/cuda/gather_scatter.h"
 
 namespace kvt {
 namespace {
@@ -48,8 +47,8 @@ absl::Status CudaGatherSlots(const GatherSlotsArgs& args, CUstream_st* stream) {
 absl::Status CudaScatterSlots(const ScatterSlotsArgs& args, CUstream_st* stream) {
   absl::Status status = ValidateScatterSlots(args);
   if (!status.ok() || args.count == 0) return status;
-  return CudaLaunch("scatter slots", ScatterKernel, dim3(static_cast<unsigned>(args.count)), kThreads,
-                    stream, args);
+  return CudaLaunch("scatter slots", ScatterKernel, dim3(static_cast<unsigned>(args.count)),
+                    kThreads, stream, args);
 }
 
 }  // namespace kvt

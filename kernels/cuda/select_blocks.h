@@ -1,17 +1,18 @@
-// Digests, scores and top blocks on a CUDA device (arguments: kernels/selection.h). Results are those
-// of the CPU bit for bit (kernels/cuda/select_math.h): logits are exact integers, and sums are made in
-// the CPU's order.
+// Digests, scores and top blocks on a CUDA device (arguments: kernels/selection.h). Results are
+// those of the CPU bit for bit (kernels/cuda/select_math.h): logits are exact integers, and sums
+// are made in the CPU's order.
 //
 // Scores go in three launches for every kSelectSegmentsPerLaunch rows. The first reads the digests
-// once for each 8 queries of a selecting head: a thread is one token of one of 16 blocks, a word of a
-// row is eight dot products of four channels. It leaves each block's sum of exponentials below the
-// largest logit of its 16 blocks; the second finds each query's mass over the row, the third divides.
-// Bound by device memory: one pass over the digests, and 4.5 bytes per query and block written and
-// read again.
+// once for each 8 queries of a selecting head: a thread is one token of one of 16 blocks, a word of
+// a row is eight dot products of four channels. It leaves each block's sum of exponentials below
+// the largest logit of its 16 blocks; the second finds each query's mass over the row, the third
+// divides. Bound by device memory: one pass over the digests, and 4.5 bytes per query and block
+// written and read again.
 //
-// Everything is enqueued on `stream`, a cudaStream_t: no allocation, no wait. The lists in host memory
-// are read by the call itself. InvalidArgument names a broken precondition, Internal a launch that
-// was refused; a block without a slot traps, which shows as the device's sticky failure.
+// Everything is enqueued on `stream`, a cudaStream_t: no allocation, no wait. The lists in host
+// memory are read by the call itself. InvalidArgument names a broken precondition, Internal a
+// launch that was refused; a block without a slot traps, which shows as the device's sticky
+// failure.
 #pragma once
 
 #include <cstddef>
@@ -33,6 +34,7 @@ namespace kvt {
 
 // Needs no workspace: a thread block finds the rank of the last block taken, eight bits at a time,
 // and then writes the indices in order.
-[[nodiscard]] absl::Status CudaSelectTopBlocks(const SelectTopBlocksArgs& args, CUstream_st* stream);
+[[nodiscard]] absl::Status CudaSelectTopBlocks(const SelectTopBlocksArgs& args,
+                                               CUstream_st* stream);
 
 }  // namespace kvt

@@ -1,8 +1,8 @@
-// The arithmetic of selection, for host and device: the operations of kernels/layout/digest.h and of
-// the CPU (kernels/cpu/select_impl.h), each rounded where theirs is, so that digests, logits and,
-// summed in the same order, scores are the CPU's bit for bit. That needs a compiler that joins no
-// product and sum by itself (nvcc: -fmad=false); what is meant to be joined says fmaf. Tests run it on
-// the host.
+// The arithmetic of selection, for host and device: the operations of kernels/layout/digest.h and
+// of the CPU (kernels/cpu/select_impl.h), each rounded where theirs is, so that digests, logits
+// and, summed in the same order, scores are the CPU's bit for bit. That needs a compiler that joins
+// no product and sum by itself (nvcc: -fmad=false); what is meant to be joined says fmaf. Tests run
+// it on the host.
 #pragma once
 
 #include <bit>
@@ -29,7 +29,8 @@ inline constexpr float kSelectLog2E = 1.44269504f;
 inline constexpr int kSelectBurstBlocks = 16;
 
 // DigestQuantise.
-KVT_HOST_DEVICE inline uint32_t SelectKeyCode(float key, float offset, float inverse_scale, int bits) {
+KVT_HOST_DEVICE inline uint32_t SelectKeyCode(float key, float offset, float inverse_scale,
+                                              int bits) {
   const float most = static_cast<float>((1 << bits) - 1);
   const float code = (key - offset) * inverse_scale + 0.5f * most;
   if (!(code > 0)) return 0;
@@ -43,7 +44,7 @@ KVT_HOST_DEVICE inline uint32_t SelectKeyCode(float key, float offset, float inv
 template <int kWidth, typename Code>
 KVT_HOST_DEVICE inline uint32_t SelectRowWord(Code code) {
   uint32_t word = 0;
-KVT_UNROLL
+  KVT_UNROLL
   for (int i = 0; i < 32 / kWidth; ++i) word |= code(i) << (8 * (i % 4) + kWidth * (i / 4));
   return word;
 }
@@ -56,8 +57,8 @@ KVT_HOST_DEVICE inline void SelectWriteCodes(uint32_t* digest, int head_dim, int
   constexpr int kRowChannels = 32 / kLow;
   KVT_UNROLL
   for (int r = 0; r < 32 / kRowChannels; ++r) {
-    digest[(first / kRowChannels + r) * kBlockTokens + token] = SelectRowWord<kLow>(
-        [&](int i) { return code(r * kRowChannels + i) & ((1u << kLow) - 1); });
+    digest[(first / kRowChannels + r) * kBlockTokens + token] =
+        SelectRowWord<kLow>([&](int i) { return code(r * kRowChannels + i) & ((1u << kLow) - 1); });
   }
   if constexpr (kBits == 3) {
     const int rows = head_dim / kRowChannels;
@@ -83,10 +84,10 @@ KVT_HOST_DEVICE inline int32_t SelectDot4(uint32_t codes, int32_t q, int32_t sum
 template <int kWidth, int kQueries>
 KVT_HOST_DEVICE inline void SelectAddWord(uint32_t word, const int32_t* q, int words,
                                           int32_t (&sums)[kQueries]) {
-KVT_UNROLL
+  KVT_UNROLL
   for (int g = 0; g < 8 / kWidth; ++g) {
     const uint32_t codes = word >> (kWidth * g) & (0x01010101u * ((1u << kWidth) - 1));
-KVT_UNROLL
+    KVT_UNROLL
     for (int i = 0; i < kQueries; ++i) sums[i] = SelectDot4(codes, q[i * words + g], sums[i]);
   }
 }
@@ -112,8 +113,8 @@ KVT_HOST_DEVICE inline void SelectLogits(const uint32_t* digest, int head_dim, i
   }
 }
 
-// DigestQuantiseQuery in two steps: the largest SelectMagnitude of the products q[d] * scale[d] gives
-// the step, then each product its code.
+// DigestQuantiseQuery in two steps: the largest SelectMagnitude of the products q[d] * scale[d]
+// gives the step, then each product its code.
 KVT_HOST_DEVICE inline uint32_t SelectMagnitude(float product) {
   return std::bit_cast<uint32_t>(product) & 0x7fffffffu;
 }

@@ -1,5 +1,5 @@
-// A test of kernels on the first CUDA device; skipped, with the driver's reason, where there is none.
-// With KVT_CUDA_EMULATED they run on the host instead (tests/support/cuda_emulation).
+// A test of kernels on the first CUDA device; skipped, with the driver's reason, where there is
+// none. With KVT_CUDA_EMULATED they run on the host instead (tests/support/cuda_emulation).
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,11 +1,11 @@
-// Gather and scatter of slots on the CUDA device equal the CPU's. The argument checks run everywhere.
-#include "kernels/cuda/gather_scatter.h"
-
+// Gather and scatter of slots on the CUDA device equal the CPU's. The argument checks run
+// everywhere.
 #include <cstring>
 #include <random>
 #include <vector>
 
 #include "kernels/cpu/gather_scatter.h"
+#include "kernels/cuda/gather_scatter.h"
 #include "tests/kernels/attention_fixture.h"
 #include "tests/kernels/cuda_fixture.h"
 
@@ -54,14 +54,17 @@ TEST_F(CudaTest, GatherAndScatter_OddCounts_EqualTheCpu) {
 
       std::vector<ScatterEntry> entries;
       for (int i = 0; i < count; ++i) {
-        entries.push_back({.slot = ids[static_cast<size_t>(i)],
-                           .plane = i % 2 == 0 ? Plane::kBase : Plane::kResidual,
-                           .table_entry = i % 3 == 2 ? nullptr
-                                                     : &host_table[static_cast<size_t>(i / 2)]});
+        entries.push_back(
+            {.slot = ids[static_cast<size_t>(i)],
+             .plane = i % 2 == 0 ? Plane::kBase : Plane::kResidual,
+             .table_entry = i % 3 == 2 ? nullptr : &host_table[static_cast<size_t>(i / 2)]});
       }
-      CpuScatterSlots({.slots = host_slots.get(), .slot_bytes = slot_bytes,
-                       .slot_count = slot_count, .entries = entries.data(),
-                       .burst = host_burst.get(), .count = count},
+      CpuScatterSlots({.slots = host_slots.get(),
+                       .slot_bytes = slot_bytes,
+                       .slot_count = slot_count,
+                       .entries = entries.data(),
+                       .burst = host_burst.get(),
+                       .count = count},
                       0, 1);
       for (ScatterEntry& entry : entries) {
         if (entry.table_entry == nullptr) continue;
@@ -69,11 +72,14 @@ TEST_F(CudaTest, GatherAndScatter_OddCounts_EqualTheCpu) {
       }
       const DeviceBuffer device_entries =
           Upload(entries.data(), entries.size() * sizeof(ScatterEntry));
-      ASSERT_TRUE(CudaScatterSlots({.slots = slots->as<uint8_t>(), .slot_bytes = slot_bytes,
+      ASSERT_TRUE(CudaScatterSlots({.slots = slots->as<uint8_t>(),
+                                    .slot_bytes = slot_bytes,
                                     .slot_count = slot_count,
                                     .entries = device_entries.as<ScatterEntry>(),
-                                    .burst = device_burst.as<uint8_t>(), .count = count},
-                                   Handle()).ok());
+                                    .burst = device_burst.as<uint8_t>(),
+                                    .count = count},
+                                   Handle())
+                      .ok());
       std::vector<uint8_t> back(pool_bytes);
       std::vector<SlotPair> table_back(host_table.size());
       stream_->CopyToHost(back.data(), slots->data(), pool_bytes);
@@ -85,11 +91,14 @@ TEST_F(CudaTest, GatherAndScatter_OddCounts_EqualTheCpu) {
       const DeviceBuffer device_ids = Upload(ids.data(), ids.size() * sizeof(uint32_t));
       auto gathered = device_->Allocate(burst_bytes);
       ASSERT_TRUE(gathered.ok());
-      ASSERT_TRUE(CudaGatherSlots({.slots = slots->as<uint8_t>(), .slot_bytes = slot_bytes,
+      ASSERT_TRUE(CudaGatherSlots({.slots = slots->as<uint8_t>(),
+                                   .slot_bytes = slot_bytes,
                                    .slot_count = slot_count,
                                    .slot_ids = device_ids.as<uint32_t>(),
-                                   .burst = gathered->as<uint8_t>(), .count = count},
-                                  Handle()).ok());
+                                   .burst = gathered->as<uint8_t>(),
+                                   .count = count},
+                                  Handle())
+                      .ok());
       std::vector<uint8_t> burst_back(burst_bytes);
       stream_->CopyToHost(burst_back.data(), gathered->data(), burst_bytes);
       Drain();

@@ -33,16 +33,17 @@ std::vector<float> RandomFloats(Random& random, size_t count, float least, float
 struct Shape {
   int kv_heads, group, dim, heads, bits;
 };
-constexpr Shape kShapes[] = {{3, 3, 64, 1, 4}, {3, 3, 64, 2, 4}, {2, 1, 128, 2, 4}, {2, 7, 64, 1, 4},
-                             {1, 8, 32, 1, 3}, {3, 2, 64, 2, 2}, {1, 4, 96, 1, 3},  {1, 20, 96, 1, 2},
-                             {2, 2, 256, 2, 3}};
+constexpr Shape kShapes[] = {{3, 3, 64, 1, 4}, {3, 3, 64, 2, 4},  {2, 1, 128, 2, 4},
+                             {2, 7, 64, 1, 4}, {1, 8, 32, 1, 3},  {3, 2, 64, 2, 2},
+                             {1, 4, 96, 1, 3}, {1, 20, 96, 1, 2}, {2, 2, 256, 2, 3}};
 
 // Slots of random bytes, NaNs and infinities among them; any bytes are a digest too.
 struct SelectCase {
   static constexpr int kBlocks = 301;
   static constexpr int kRows = 67;  // more than one launch takes
 
-  SelectCase(const Shape& s, uint64_t seed) : shape(s), geometry{1, s.kv_heads, s.dim}, random(seed) {
+  SelectCase(const Shape& s, uint64_t seed)
+      : shape(s), geometry{1, s.kv_heads, s.dim}, random(seed) {
     slots = RandomBytes(random, size_t{2 * kBlocks} * geometry.SlotBytes());
     for (uint32_t b = 0; b < kBlocks; ++b) {
       pairs.push_back({2 * (kBlocks - 1 - b), b % 5 == 4 ? kSlotNone : 2 * b + 1});
@@ -89,9 +90,9 @@ struct SelectCase {
     segments.clear();
     for (int row = 0; row < kRows; ++row) {
       const size_t at = static_cast<size_t>(row);
-      segments.push_back({row % 2 == 0 ? nullptr : list, static_cast<uint32_t>(row == 0 ? 0 : row % 3),
-                          std::min(blocks[at], kBlocks - (row == 0 ? 0 : row % 3)), row,
-                          scores + row * kBlocks});
+      segments.push_back(
+          {row % 2 == 0 ? nullptr : list, static_cast<uint32_t>(row == 0 ? 0 : row % 3),
+           std::min(blocks[at], kBlocks - (row == 0 ? 0 : row % 3)), row, scores + row * kBlocks});
     }
     ScoreBlocksArgs args;
     args.geometry = geometry;
@@ -127,16 +128,16 @@ class CpuSelection {
   }
   std::vector<uint8_t> Digests(SelectCase& c) {
     std::vector<uint8_t> out(c.digests.size());
-    device_->ops().MakeDigest(*stream_,
-                              c.DigestArgs(c.offset.data(), c.scale.data(), c.slots.data(),
-                                           c.pairs.data(), c.entries.data(), out.data()));
+    device_->ops().MakeDigest(
+        *stream_, c.DigestArgs(c.offset.data(), c.scale.data(), c.slots.data(), c.pairs.data(),
+                               c.entries.data(), out.data()));
     Wait();
     return out;
   }
   std::vector<float> Scores(SelectCase& c) {
     std::vector<float> out(SelectCase::kRows * SelectCase::kBlocks, -1.0f);
-    const size_t bytes = device_->ops().ScoreWorkspaceBytes(c.Queries(), SelectCase::kRows,
-                                                            SelectCase::kBlocks);
+    const size_t bytes =
+        device_->ops().ScoreWorkspaceBytes(c.Queries(), SelectCase::kRows, SelectCase::kBlocks);
     const DeviceBuffer workspace = device_->Allocate(bytes).value();
     device_->ops().ScoreBlocks(*stream_,
                                c.ScoreArgs(c.offset.data(), c.scale.data(), c.q.data(),
@@ -249,8 +250,8 @@ void HostAddScores(const SelectCase& c, const ScoreBlocksArgs& args, const Score
       const uint32_t entry = segment.entries == nullptr
                                  ? segment.first_entry + static_cast<uint32_t>(b)
                                  : segment.entries[b];
-      const uint8_t* digest = args.digests + size_t{entry} * args.spec.Bytes(dim) +
-                              h * DigestHeadBytes(dim, kBits);
+      const uint8_t* digest =
+          args.digests + size_t{entry} * args.spec.Bytes(dim) + h * DigestHeadBytes(dim, kBits);
       for (int t = 0; t < kBlockTokens; ++t) {
         int32_t logit[1];
         SelectLogits<kBits>(reinterpret_cast<const uint32_t*>(digest), dim, t, words.data(), logit);
@@ -274,11 +275,11 @@ void HostAddScores(const SelectCase& c, const ScoreBlocksArgs& args, const Score
     const float factor = SelectWeight(max[i], most, step2);
     for (size_t b = 0; b < mass.size(); ++b) mass[b] = fmaf(factor, sums[i][b], mass[b]);
   }
-  const float share =
-      1.0f / (Butterfly(mass, {8, 4, 2, 1}) * static_cast<float>(c.Queries()));
+  const float share = 1.0f / (Butterfly(mass, {8, 4, 2, 1}) * static_cast<float>(c.Queries()));
   for (size_t b = 0; b < static_cast<size_t>(segment.blocks); ++b) {
     const float factor = SelectWeight(max[b / kSelectBurstBlocks], most, step2);
-    scores[b] = fmaf(factor * share, sums[b / kSelectBurstBlocks][b % kSelectBurstBlocks], scores[b]);
+    scores[b] =
+        fmaf(factor * share, sums[b / kSelectBurstBlocks][b % kSelectBurstBlocks], scores[b]);
   }
 }
 
@@ -298,7 +299,8 @@ void CheckHostArithmetic(SelectCase& c) {
     }
     const float* cpu_scores = want.data() + row * SelectCase::kBlocks;
     EXPECT_EQ(std::memcmp(scores.data(), cpu_scores, scores.size() * sizeof(float)), 0)
-        << "bits " << kBits << " dim " << c.shape.dim << " group " << c.shape.group << " row " << row;
+        << "bits " << kBits << " dim " << c.shape.dim << " group " << c.shape.group << " row "
+        << row;
   }
 }
 
@@ -326,7 +328,8 @@ TEST(CudaSelectMath, Ranks_OrderScoresAsTheCpuDoes) {
     std::vector<int32_t> order(scores.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-      return SelectRank(scores[static_cast<size_t>(a)]) > SelectRank(scores[static_cast<size_t>(b)]);
+      return SelectRank(scores[static_cast<size_t>(a)]) >
+             SelectRank(scores[static_cast<size_t>(b)]);
     });
     for (const int count : {1, blocks / 2, blocks}) {
       std::vector<int32_t> want(order.begin(), order.begin() + count);
@@ -355,8 +358,7 @@ TEST(CudaSelectLaunchers, BadArguments_AreRefusedBeforeAnyLaunch) {
 
   ScoreBlocksArgs score = c.ScoreArgs(c.offset.data(), c.scale.data(), c.q.data(), c.digests.data(),
                                       c.entries.data(), scores.data());
-  const size_t bytes =
-      CudaScoreWorkspaceBytes(c.Queries(), SelectCase::kRows, SelectCase::kBlocks);
+  const size_t bytes = CudaScoreWorkspaceBytes(c.Queries(), SelectCase::kRows, SelectCase::kBlocks);
   alignas(16) uint8_t workspace[16];
   refused(CudaScoreBlocks(score, workspace, bytes - 1, nullptr), "workspace");
   refused(CudaScoreBlocks(score, workspace + 1, bytes, nullptr), "16-byte aligned");

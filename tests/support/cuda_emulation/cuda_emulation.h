@@ -1,8 +1,8 @@
-// CUDA's kernel language on the host, as far as kernels/cuda uses it, so that the kernels run where no
-// device is: sources in CUDA are compiled as C++ with this folder's cuda_runtime.h. Every thread of a
-// thread block is a fiber, one of them runs at a time, and whoever waits for its warp or its thread
-// block gives way; thread blocks run one after the other. So results are a device's, race conditions
-// and memory spaces are not shown, and time means nothing.
+// CUDA's kernel language on the host, as far as kernels/cuda uses it, so that the kernels run where
+// no device is: sources in CUDA are compiled as C++ with this folder's cuda_runtime.h. Every thread
+// of a thread block is a fiber, one of them runs at a time, and whoever waits for its warp or its
+// thread block gives way; thread blocks run one after the other. So results are a device's, race
+// conditions and memory spaces are not shown, and time means nothing.
 //
 // Warp operations take the whole warp, as all of ours do. One thread of the host launches.
 #pragma once
@@ -38,8 +38,8 @@ struct Here {
 };
 extern Here here;
 
-// Runs `body` for every thread of the grid. `threads` is a multiple of kWarp. A fiber that waits for
-// others which never come is a bug that ends the program.
+// Runs `body` for every thread of the grid. `threads` is a multiple of kWarp. A fiber that waits
+// for others which never come is a bug that ends the program.
 void Launch(dim3 grid, unsigned threads, const std::function<void()>& body);
 
 void AwaitThreadBlock();
