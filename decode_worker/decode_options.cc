@@ -21,6 +21,7 @@ DecodeOptions ReadDecodeOptions(OptionsTable table) {
   table.Get("sparse_budget", &options.offload.tokens, kSparseBudgetMin, kSequenceTokensMax);
   table.Get("hot_factor", &options.offload.hot_factor, 1.0, 64.0);
   table.Get("fetch_cap", &options.offload.fetch_share, 0.001, 1.0);
+  table.Get("attend_resident", &options.offload.attend_resident);
   return options;
 }
 

@@ -6,6 +6,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/model/model_config.h"
+#include "kernels/select/layer_budgets.h"
 
 namespace kvt {
 
@@ -20,7 +21,7 @@ absl::StatusOr<std::unique_ptr<FirstSelector>> FirstSelector::Create(
     const Transformer& transformer, const Calibration& calibration, int blocks_max,
     int budget_tokens) {
   std::unique_ptr<FirstSelector> selector(
-      new FirstSelector(transformer, blocks_max, budget_tokens));
+      new FirstSelector(transformer, calibration, blocks_max, budget_tokens));
   Device& device = transformer.device();
   const auto blocks = static_cast<size_t>(blocks_max);
   KVT_ASSIGN_OR_RETURN(selector->heads_, DigestHeads::Create(device, calibration));
@@ -44,13 +45,15 @@ std::shared_ptr<FirstSelection> FirstSelector::New(int tokens) const {
   const auto layers = static_cast<size_t>(heads_->layers());
   selection->digests.resize(layers);
   selection->selected.resize(layers);
-  const int chosen = SelectedBlocks(budget_tokens_, selection->position);
+  const std::vector<int> budgets =
+      LayerBudgets(calibration_, budget_tokens_, MiddleOf(selection->position).count());
   for (int layer = 0; layer < heads_->layers(); ++layer) {
     if (heads_->dense(layer)) continue;
     const auto l = static_cast<size_t>(layer);
     const size_t bytes = heads_->Spec(layer).Bytes(transformer_.geometry().head_dim);
     selection->digests[l].resize(static_cast<size_t>(selection->blocks) * bytes);
-    selection->selected[l].resize(static_cast<size_t>(chosen));
+    selection->selected[l].resize(
+        static_cast<size_t>(SelectedBlocks(budgets[l], selection->position)));
   }
   return selection;
 }

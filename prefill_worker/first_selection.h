@@ -45,7 +45,7 @@ struct SelectionRow {
 class FirstSelector {
  public:
   // For sequences of at most `blocks_max` blocks; the budget counts sink and recent tokens, too.
-  // `transformer` outlives it. ResourceExhausted.
+  // `transformer` and `calibration` outlive it. ResourceExhausted.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<FirstSelector>> Create(
       const Transformer& transformer, const Calibration& calibration, int blocks_max,
       int budget_tokens);
@@ -61,12 +61,15 @@ class FirstSelector {
   void Reset();
 
  private:
-  FirstSelector(const Transformer& transformer, int blocks_max, int budget_tokens)
-      : transformer_(transformer), blocks_max_(blocks_max), budget_tokens_(budget_tokens) {}
+  FirstSelector(const Transformer& transformer, const Calibration& calibration, int blocks_max,
+                int budget_tokens)
+      : transformer_(transformer), calibration_(calibration), blocks_max_(blocks_max),
+        budget_tokens_(budget_tokens) {}
   void Select(Stream& stream, int layer, const LayerActivations& activations,
               const SelectionRow& row);
 
   const Transformer& transformer_;
+  const Calibration& calibration_;
   const int blocks_max_;
   const int budget_tokens_;
   std::unique_ptr<DigestHeads> heads_;

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "kernels/base/check.h"
 #include "kernels/base/limits.h"
 #include "kernels/select/attention_stats.h"
 #include "kernels/select/hot_set.h"
+#include "kernels/select/layer_budgets.h"
 
 namespace kvt {
 namespace {
@@ -14,21 +16,21 @@ namespace {
 // Sinks and the most blocks that hold one of the last 128 tokens.
 constexpr int kFixedBlocks = kSinkTokens / kBlockTokens + kRecentTokens / kBlockTokens + 1;
 
-// Hot slots of the selecting layers, each at least `selected`, `total` in all.
-std::vector<int> Divide(const std::vector<const CalibrationLayer*>& layers, int selected, int total) {
-  const int least = layers[0]->miss_least;
-  const int step = layers[0]->miss_step;
+// Digests that the tier lacks are made from that many blocks at once.
+constexpr int kHotSlotsLeast = 8;
+
+// Hot slots of the selecting layers, of which layer i needs `least[i]` and would have `each[i]`.
+std::vector<int> Divide(const std::vector<const CalibrationLayer*>& layers,
+                        const std::vector<int>& least, const std::vector<int>& each) {
   std::vector<MissCurve> curves;
-  for (const CalibrationLayer* layer : layers) {
-    if (layer->misses.empty() || layer->miss_least != least || layer->miss_step != step) break;
-    curves.push_back({layer->misses});
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const CalibrationLayer& layer = *layers[i];
+    if (layer.misses.empty() || layer.miss_least <= 0) return each;
+    // The curve is of another selection: a capacity counts in multiples of it.
+    const double step = static_cast<double>(layer.miss_step) * least[i] / layer.miss_least;
+    curves.push_back({least[i], std::max(1, static_cast<int>(std::lround(step))), layer.misses});
   }
-  const auto count = static_cast<int>(layers.size());
-  if (curves.size() < layers.size() || least <= 0) return std::vector<int>(layers.size(), total / count);
-  // The curves are of another selection: a capacity counts in multiples of it.
-  const int own_step =
-      std::max(1, static_cast<int>(std::lround(static_cast<double>(step) * selected / least)));
-  return DivideSlots(curves, selected, own_step, total);
+  return DivideSlots(curves, std::accumulate(each.begin(), each.end(), 0));
 }
 
 }  // namespace
@@ -50,23 +52,28 @@ OffloadedShape ShapeFor(const Calibration& calibration, const OffloadBudget& bud
   shape.blocks_max = blocks_max;
   shape.whole_max = std::min(blocks_max, kFixedBlocks + kOffloadedLagBlocks);
   const int middle = MiddleOf(blocks_max * kBlockTokens - 1).count();
-  const int selected =
-      std::clamp((budget.tokens - kSinkTokens - kRecentTokens) / kBlockTokens, 0, middle);
-  shape.selected_max = selected;
   shape.middle_max = middle;
+  shape.selected_mean = std::min(BudgetBlocks(budget.tokens), middle);
+  shape.budgets = LayerBudgets(calibration, budget.tokens, middle);
   std::vector<const CalibrationLayer*> selecting;
-  for (const CalibrationLayer& layer : calibration.layers) {
+  std::vector<int> least, each;
+  for (size_t l = 0; l < calibration.layers.size(); ++l) {
+    const CalibrationLayer& layer = calibration.layers[l];
     shape.dense.push_back(layer.heads.empty());
-    if (!layer.heads.empty()) selecting.push_back(&layer);
+    shape.selected.push_back(shape.dense[l] ? 0 : std::min(BudgetBlocks(shape.budgets[l]), middle));
+    if (shape.dense[l]) continue;
+    selecting.push_back(&layer);
+    const int hot = static_cast<int>(std::lround(shape.selected[l] * budget.hot_factor));
+    least.push_back(std::min(std::max(shape.selected[l], kHotSlotsLeast), middle));
+    each.push_back(std::min(std::max(hot, least.back()), middle));
   }
   shape.hot_slots.assign(shape.dense.size(), 0);
-  if (selecting.empty() || selected == 0) return shape;
-  const int each = std::min(middle, static_cast<int>(std::lround(selected * budget.hot_factor)));
-  std::vector<int> hot = Divide(selecting, selected, each * static_cast<int>(selecting.size()));
+  if (selecting.empty() || shape.selected_mean == 0) return shape;
+  const std::vector<int> hot = Divide(selecting, least, each);
   size_t next = 0;
   for (size_t l = 0; l < shape.dense.size(); ++l) {
     // More than every middle block is of no use.
-    if (!shape.dense[l]) shape.hot_slots[l] = std::clamp(hot[next++], selected, middle);
+    if (!shape.dense[l]) shape.hot_slots[l] = std::min(hot[next++], middle);
   }
   return shape;
 }

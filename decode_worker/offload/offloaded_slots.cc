@@ -11,7 +11,7 @@ namespace kvt {
 namespace {
 
 // Hot slots that change layers at once.
-int Probe(const OffloadedShape& shape) { return std::max(1, shape.selected_max / 8); }
+int Probe(const OffloadedShape& shape) { return std::max(1, shape.selected_mean / 8); }
 
 }  // namespace
 
@@ -122,15 +122,28 @@ LayerSelection OffloadedSlots::Select(int index, absl::Span<const int32_t> block
   return selection;
 }
 
+std::vector<int32_t> OffloadedSlots::WithResident(int index, std::vector<int32_t> blocks, int first,
+                                                  int end) const {
+  const Layer& layer = layers_[static_cast<size_t>(index)];
+  for (const int32_t block : layer.hot.blocks()) blocks.push_back(block);
+  for (int b = first; b < std::min(end, this->blocks()); ++b) {
+    if (whole(b)) blocks.push_back(b);
+  }
+  std::sort(blocks.begin(), blocks.end());
+  blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
+  return blocks;
+}
+
 void OffloadedSlots::EndStep() {
   if (++steps_ < kBalanceSteps) return;
   steps_ = 0;
   const int probe = Probe(shape_);
   Layer* from = nullptr;
   Layer* to = nullptr;
-  for (Layer& layer : layers_) {
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    Layer& layer = layers_[l];
     if (layer.dense) continue;
-    const bool can_give = layer.hot.capacity() - probe >= shape_.selected_max;
+    const bool can_give = layer.hot.capacity() - probe >= shape_.selected[l];
     const bool can_take = layer.hot.capacity() + probe <= shape_.middle_max;
     if (can_give && (from == nullptr || layer.hot.Loss() < from->hot.Loss())) from = &layer;
     if (can_take && (to == nullptr || layer.hot.Gain() > to->hot.Gain())) to = &layer;

@@ -63,6 +63,9 @@ class OffloadedSlots {
   // `fetches_max` are left out, the lowest scores first. What is fetched counts as there from now on.
   [[nodiscard]] LayerSelection Select(int layer, absl::Span<const int32_t> blocks,
                                       absl::Span<const float> scores, int fetches_max);
+  // Those blocks and every other one of [first, end) that is there, ascending.
+  [[nodiscard]] std::vector<int32_t> WithResident(int layer, std::vector<int32_t> blocks, int first,
+                                                  int end) const;
   // A step has ended. Now and then a few hot slots go from the layer that would miss them least to the
   // one that would gain most (HotSet's probe): their division follows the sequence.
   void EndStep();

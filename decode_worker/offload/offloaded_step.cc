@@ -83,8 +83,8 @@ void OffloadedStep::Then(std::function<void()> then) {
   stream_->Callback([this, then = std::move(then)] { queue_.Post(then); });
 }
 
-int OffloadedStep::SelectedCount(const OffloadedRow& row) const {
-  return SelectedBlocks(budget_.tokens, row.position);
+int OffloadedStep::SelectedCount(const OffloadedRow& row, int layer) {
+  return SelectedBlocks(row.slots->shape().budgets[static_cast<size_t>(layer)], row.position);
 }
 
 void OffloadedStep::Enqueue(uint64_t step, absl::Span<const OffloadedRow> rows) {
@@ -130,7 +130,7 @@ bool OffloadedStep::Score(int layer) {
   std::vector<size_t> scored;
   for (size_t r = 0; r < rows_.size(); ++r) {
     const MiddleBlocks middle = MiddleOf(rows_[r].position);
-    const int count = SelectedCount(rows_[r]);
+    const int count = SelectedCount(rows_[r], layer);
     if (count == 0 || count == middle.count()) continue;  // nothing to choose
     scored.push_back(r);
     float* scores = scores_.as<float>() + r * blocks_;
@@ -175,7 +175,7 @@ bool OffloadedStep::Plan(int layer) {
   for (size_t r = 0; r < rows_.size(); ++r) {
     const OffloadedRow& row = rows_[r];
     const MiddleBlocks middle = MiddleOf(row.position);
-    const int count = SelectedCount(row);
+    const int count = SelectedCount(row, layer);
     std::vector<int32_t> blocks(static_cast<size_t>(count));
     std::vector<float> scores;
     if (count == middle.count()) {
@@ -193,6 +193,10 @@ bool OffloadedStep::Plan(int layer) {
     result.selected += count;
     result.misses += static_cast<int>(selection.fetches.size());
     result.left_out += selection.left_out;
+    if (budget_.attend_resident) {
+      selection.blocks = row.slots->WithResident(layer, std::move(selection.blocks), middle.first,
+                                                 middle.end);
+    }
     if (static_cast<int>(selection.blocks.size()) < middle.count()) result.exact = false;
     for (const BlockFetch& fetch : selection.fetches) {
       fetches_.push_back({static_cast<int>(r), fetch});

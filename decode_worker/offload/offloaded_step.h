@@ -108,7 +108,7 @@ class OffloadedStep {
   void OnFetched(int layer, const std::vector<bool>& ok);
   void Attend(int layer);
   void Done();
-  [[nodiscard]] int SelectedCount(const OffloadedRow& row) const;
+  [[nodiscard]] static int SelectedCount(const OffloadedRow& row, int layer);
 
   const Transformer& transformer_;
   KvCache& cache_;

@@ -2,6 +2,7 @@
 // of their digests. Exit codes: 0 done; 1 the device failed or a file cannot be written; 2 usage; 3 a
 // text was refused; 4 the model folder cannot be used.
 #include <CLI/CLI.hpp>
+#include <climits>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -18,6 +19,7 @@
 #include "kernels/model/needles.h"
 #include "kernels/model/text_run.h"
 #include "kernels/model/tokenizer.h"
+#include "kernels/select/layer_budgets.h"
 
 namespace kvt {
 namespace {
@@ -88,6 +90,7 @@ nlohmann::json ReportJson(const CalibrationReport& report, const NeedlesFound& n
                       {"middle_mass", layer.measure.middle_mass},
                       {"head_by_text", layer.best_by_text},
                       {"mam_head_by_text", layer.mam_by_text},
+                      {"losses", report.calibration.layers[l].losses},
                       {"misses", report.calibration.layers[l].misses},
                       {"captured",
                        {{"headwise", CapturedJson(layer.captured.headwise)},
@@ -108,16 +111,17 @@ nlohmann::json ReportJson(const CalibrationReport& report, const NeedlesFound& n
 }
 
 void PrintTable(const CalibrationReport& report, const NeedlesFound& needles, int budget) {
-  std::printf("%5s %4s %9s %7s %-8s %4s  KL of captured attention\n", "layer", "head", "runner_up",
-              "margin", "set", "mam");
-  std::printf("%44s %8s %8s %8s %8s %8s\n", "", "headwise", "set", "all", "mam", "reversed");
+  const std::vector<int> budgets = LayerBudgets(report.calibration, budget, INT_MAX);
+  std::printf("%5s %4s %9s %7s %-8s %4s %6s  KL of captured attention\n", "layer", "head", "runner_up",
+              "margin", "set", "mam", "budget");
+  std::printf("%51s %8s %8s %8s %8s %8s\n", "", "headwise", "set", "all", "mam", "reversed");
   for (size_t l = 0; l < report.layers.size(); ++l) {
     const LayerReport& layer = report.layers[l];
     std::string set = layer.choice.heads.empty() ? "dense" : "";
     for (const int head : layer.choice.heads) set += std::to_string(head) + " ";
-    std::printf("%5zu %4d %9d %7.3f %-8s %4d %4s %8.4f %8.4f %8.4f %8.4f %8.4f\n", l,
+    std::printf("%5zu %4d %9d %7.3f %-8s %4d %6d %4s %8.4f %8.4f %8.4f %8.4f %8.4f\n", l,
                 layer.choice.best, layer.choice.runner_up, layer.choice.margin, set.c_str(),
-                layer.choice.mam_head, "", layer.captured.headwise.kl, layer.captured.set.kl,
+                layer.choice.mam_head, budgets[l], "", layer.captured.headwise.kl, layer.captured.set.kl,
                 layer.captured.all.kl, layer.captured.mam.kl, layer.captured.reversed.kl);
   }
   std::printf("digests: %.2f %% of the KV bytes; texts agree on the head in %d of %zu layers (MAM: %d)\n",
@@ -222,6 +226,9 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(0, 256))->capture_default_str();
   app.add_option("--dense-loss", options.set.dense_loss_min, "least KL of a layer left dense")
       ->capture_default_str();
+  app.add_option("--loss-rows", options.loss_rows,
+                 "positions at which each layer's loss is measured; 0: layers get equal budgets")
+      ->check(CLI::Range(0, kSparseRowsMax))->capture_default_str();
   app.add_option("--needles", flags.needles,
                  "planted in each text to check the result; 0: no check")
       ->check(CLI::Range(0, 16))->capture_default_str();

@@ -11,8 +11,10 @@
 #include "kernels/base/units.h"
 #include "kernels/model/block_keys.h"
 #include "kernels/model/digest_selector.h"
+#include "kernels/model/layer_losses.h"
 #include "kernels/model/model_config.h"
 #include "kernels/select/hot_set.h"
+#include "kernels/select/layer_budgets.h"
 
 namespace kvt {
 namespace {
@@ -39,6 +41,7 @@ std::vector<int> SpreadPositions(int length, int queries) {
 
 struct Calibrator::Text {
   std::unique_ptr<TextRun> run;
+  std::vector<int32_t> tokens;  // of the longest length
   std::vector<int> lengths;    // that it reaches
   std::vector<int> positions;  // whose queries are kept, ascending
   absl::flat_hash_map<int, int> index;
@@ -126,6 +129,7 @@ absl::Status Calibrator::AddText(absl::Span<const int32_t> tokens) {
   };
   KVT_RETURN_IF_ERROR(text->run->Prefill(
       tokens.first(static_cast<size_t>(text->lengths.back())), 0, keep));
+  text->tokens.assign(tokens.begin(), tokens.begin() + text->lengths.back());
   texts_.push_back(std::move(text));
   return absl::OkStatus();
 }
@@ -322,15 +326,44 @@ Captured Calibrator::CapturedHeadwise(int layer) const {
   return captured;
 }
 
+absl::Status Calibrator::Losses(Calibration* calibration) {
+  std::vector<std::vector<double>> sums(calibration->layers.size());
+  for (const auto& text : texts_) {
+    const int end = text->lengths[text->lengths.size() / 2];
+    const int rows = std::min(options_.loss_rows, kSparseRowsMax);
+    const absl::Span<const int32_t> tokens =
+        absl::MakeConstSpan(text->tokens).subspan(static_cast<size_t>(end - rows),
+                                                  static_cast<size_t>(rows));
+    KVT_ASSIGN_OR_RETURN(const std::vector<std::vector<double>> losses,
+                         MeasureLayerLosses(*text->run, *calibration, tokens, end - rows));
+    for (size_t l = 0; l < losses.size(); ++l) {
+      sums[l].resize(losses[l].size());
+      for (size_t i = 0; i < losses[l].size(); ++i) {
+        sums[l][i] += losses[l][i] / static_cast<double>(texts_.size());
+      }
+    }
+  }
+  for (size_t l = 0; l < sums.size(); ++l) {
+    for (size_t i = sums[l].size(); i > 0; --i) {  // noise does not make more blocks lose more
+      sums[l][i - 1] = std::max({sums[l][i - 1], i < sums[l].size() ? sums[l][i] : 0.0, 0.0});
+    }
+    calibration->layers[l].losses = std::move(sums[l]);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Calibrator::MissCurves(Calibration* calibration) {
   const ModelConfig& config = transformer_.config();
   const auto width = static_cast<size_t>(config.heads * config.head_dim);
   std::vector<std::vector<CalibrationHead>> heads;
   for (const CalibrationLayer& layer : calibration->layers) heads.push_back(layer.heads);
+  const int last = config.context_tokens - 1;
+  const std::vector<int> budgets =
+      LayerBudgets(*calibration, options_.trace_budget, MiddleOf(last).count());
   for (size_t l = 0; l < heads.size(); ++l) {
     CalibrationLayer& layer = calibration->layers[l];
     if (heads[l].empty()) continue;
-    layer.miss_least = SelectedBlocks(options_.trace_budget, config.context_tokens - 1) + 1;
+    layer.miss_least = SelectedBlocks(budgets[l], last) + 1;
     layer.miss_step = std::max(1, layer.miss_least / 4);
     layer.misses.assign(kMissPoints, 0);
   }
@@ -345,8 +378,7 @@ absl::Status Calibrator::MissCurves(Calibration* calibration) {
       const float* q = text->q[l].data() +
                        static_cast<size_t>(text->index[positions.front()]) * width;
       KVT_ASSIGN_OR_RETURN(const SelectionTrace trace,
-                           selector->Select(index, positions, q, static_cast<int>(width),
-                                            options_.trace_budget));
+                           selector->Select(index, positions, q, static_cast<int>(width), budgets[l]));
       CalibrationLayer& layer = calibration->layers[l];
       for (int i = 0; i < kMissPoints; ++i) {
         const std::vector<int> misses = HotSetMisses(trace, layer.miss_least + i * layer.miss_step);
@@ -420,11 +452,13 @@ absl::StatusOr<CalibrationReport> Calibrator::Finish() {
     out.mam_head = layer.choice.mam_head;
     out.least_head = layer.choice.least_head;
   }
+  if (options_.loss_rows > 0) KVT_RETURN_IF_ERROR(Losses(&calibration));
   KVT_RETURN_IF_ERROR(MissCurves(&calibration));
   report.every_head = calibration;
   for (size_t l = 0; l < channels_.size(); ++l) {
     report.every_head.layers[l].heads = channels_[l];
     report.every_head.layers[l].misses.clear();
+    report.every_head.layers[l].losses.clear();
   }
   return report;
 }

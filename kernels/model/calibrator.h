@@ -22,6 +22,7 @@ struct CalibratorOptions {
   std::vector<int> lengths = {2048, 4096, 8000};  // of contexts, ascending, each >= 1,024
   int queries = 64;      // of each length, spread over its last 512 positions; divides 512
   int budget = 512;      // tokens, for captured attention
+  int loss_rows = 64;    // at the end of the middle length, for the layers' losses; 0: not measured
   int trace_budget = 1024;  // tokens, for miss curves over the last 128 positions
   SelectingSetOptions set;
 };
@@ -72,6 +73,9 @@ class Calibrator {
   absl::Status MeasureLayer(size_t text, int layer);
   [[nodiscard]] Captured CapturedWith(int layer, const std::vector<int>& heads) const;
   [[nodiscard]] Captured CapturedHeadwise(int layer) const;
+  // Needs the selecting sets; changes no KV.
+  absl::Status Losses(Calibration* calibration);
+  // Needs the losses: budgets of layers.
   absl::Status MissCurves(Calibration* calibration);
 
   const Transformer& transformer_;

@@ -8,6 +8,8 @@
 #include "kernels/model/digest_selector.h"
 #include "kernels/model/model_config.h"
 #include "kernels/model/text_run.h"
+#include "kernels/select/attention_stats.h"
+#include "kernels/select/layer_budgets.h"
 
 namespace kvt {
 namespace {
@@ -83,6 +85,8 @@ absl::StatusOr<NeedlesFound> FindNeedles(const Transformer& transformer,
   for (int layer = 0; layer < transformer.geometry().layers; ++layer) {
     KVT_RETURN_IF_ERROR(digests->MakeDigests(layer, 0, first / kBlockTokens));
   }
+  const std::vector<int> budgets =
+      LayerBudgets(calibration, budget_tokens, MiddleOf(first + kSparseRowsMax - 1).count());
   NeedlesFound found;
   for (const NeedleQuestion& question : text.questions) {
     ++found.planted;
@@ -93,7 +97,8 @@ absl::StatusOr<NeedlesFound> FindNeedles(const Transformer& transformer,
         if (counted == &found.full || digests->dense(layer)) return RowSelections::Full();
         std::vector<int> positions;
         for (int r = 0; r < a.rows; ++r) positions.push_back(position + r);
-        auto blocks = digests->Select(layer, positions, a.qkv, a.qkv_stride, budget_tokens);
+        auto blocks = digests->Select(layer, positions, a.qkv, a.qkv_stride,
+                                      budgets[static_cast<size_t>(layer)]);
         if (!blocks.ok()) {
           failed.Update(blocks.status());
           return RowSelections::Full();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -37,6 +38,11 @@ std::string Body(const Calibration& c) {
     if (!layer.misses.empty()) {
       absl::StrAppend(&text, "misses ", l, " ", layer.miss_least, " ", layer.miss_step);
       for (const double misses : layer.misses) absl::StrAppendFormat(&text, " %.6g", misses);
+      absl::StrAppend(&text, "\n");
+    }
+    if (!layer.losses.empty()) {
+      absl::StrAppend(&text, "losses ", l);
+      for (const double loss : layer.losses) absl::StrAppendFormat(&text, " %.6g", loss);
       absl::StrAppend(&text, "\n");
     }
     for (const CalibrationHead& head : layer.heads) {
@@ -141,6 +147,22 @@ absl::Status ReadMisses(Reader& reader, int layer, CalibrationLayer* out) {
   return absl::OkStatus();
 }
 
+absl::Status ReadLosses(Reader& reader, int layer, CalibrationLayer* out) {
+  KVT_RETURN_IF_ERROR(reader.Next("losses"));
+  int ignored = 0;
+  KVT_RETURN_IF_ERROR(reader.Int(0, layer, layer, &ignored));
+  if (reader.words().size() != 1 + std::size(kLossBlocks)) {
+    return reader.Error(absl::StrCat("expected ", std::size(kLossBlocks), " losses"));
+  }
+  for (size_t i = 0; i < std::size(kLossBlocks); ++i) {
+    double loss = 0;
+    KVT_RETURN_IF_ERROR(reader.Number(1 + i, &loss));
+    if (loss < 0 || (i > 0 && loss > out->losses.back())) return reader.Error("losses are not falling");
+    out->losses.push_back(loss);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadLayer(Reader& reader, const Calibration& c, int layer, CalibrationLayer* out) {
   KVT_RETURN_IF_ERROR(reader.Next("layer"));
   int ignored = 0;
@@ -165,6 +187,7 @@ absl::Status ReadLayer(Reader& reader, const Calibration& c, int layer, Calibrat
   KVT_RETURN_IF_ERROR(reader.Int(4, 0, heads - 1, &out->mam_head));
   KVT_RETURN_IF_ERROR(reader.Int(5, 0, heads - 1, &out->least_head));
   if (reader.NextIs("misses")) KVT_RETURN_IF_ERROR(ReadMisses(reader, layer, out));
+  if (reader.NextIs("losses")) KVT_RETURN_IF_ERROR(ReadLosses(reader, layer, out));
   for (CalibrationHead& head : out->heads) {
     KVT_RETURN_IF_ERROR(ReadChannels(reader, layer, c.geometry.head_dim, &head));
   }

@@ -9,6 +9,7 @@
 //   layer L dense | layer L heads H [H ...]       for each layer in order
 //   ranking L BEST RUNNER_UP MARGIN MAM LEAST     after it
 //   misses L LEAST STEP M [M ...]                 optional: misses per step by slots (MissCurve)
+//   losses L X X X                                optional, after it: with kLossBlocks selected blocks
 //   channels L H OFFSET SCALE [OFFSET SCALE ...]  for each selecting head, head_dim pairs
 //   id ID                                         16 hex digits over all lines before
 #pragma once
@@ -29,6 +30,9 @@ struct CalibrationHead {
   std::vector<float> scale;   // > 0
 };
 
+// Selected blocks of the sizes at which a layer's loss is measured.
+inline constexpr int kLossBlocks[] = {4, 16, 64};
+
 struct CalibrationLayer {
   std::vector<CalibrationHead> heads;  // empty: the layer stays dense
   int best = 0;
@@ -39,6 +43,9 @@ struct CalibrationLayer {
   int miss_least = 0;  // slots of misses[0]
   int miss_step = 0;
   std::vector<double> misses;
+  // losses[i]: mean KL of the next token from full attention's, nats, when this layer alone attends to
+  // sinks, recent tokens and kLossBlocks[i] selected blocks. Not rising; may be empty.
+  std::vector<double> losses;
 };
 
 struct Calibration {

@@ -104,20 +104,26 @@ std::vector<int> BeladyMisses(const SelectionTrace& trace, int capacity) {
   return misses;
 }
 
-std::vector<int> DivideSlots(const std::vector<MissCurve>& curves, int least, int step, int total) {
-  KVT_CHECK(step > 0 && !curves.empty(), "step=", step);
-  int left = total - least * static_cast<int>(curves.size());
-  KVT_CHECK(left >= 0, "total=", total, " for ", curves.size(), " layers of ", least);
+std::vector<int> DivideSlots(const std::vector<MissCurve>& curves, int total) {
+  std::vector<int> slots;
+  int left = total;
+  for (const MissCurve& curve : curves) {
+    KVT_CHECK(curve.step > 0 && !curve.misses.empty(), "step=", curve.step);
+    slots.push_back(curve.least);
+    left -= curve.least;
+  }
+  KVT_CHECK(left >= 0, "total=", total, " for ", curves.size(), " layers, short by ", -left);
   std::vector<size_t> at(curves.size());
-  while (left >= step) {
+  for (;;) {
     size_t best = curves.size(), best_steps = 0;
     double best_fall = 0;
     for (size_t layer = 0; layer < curves.size(); ++layer) {
-      const std::vector<double>& misses = curves[layer].misses;
-      const size_t room = std::min(misses.size() - 1 - at[layer], static_cast<size_t>(left / step));
+      const MissCurve& curve = curves[layer];
+      const size_t room =
+          std::min(curve.misses.size() - 1 - at[layer], static_cast<size_t>(left / curve.step));
       for (size_t steps = 1; steps <= room; ++steps) {
-        const double fall = (misses[at[layer]] - misses[at[layer] + steps]) /
-                            static_cast<double>(steps);
+        const double fall = (curve.misses[at[layer]] - curve.misses[at[layer] + steps]) /
+                            static_cast<double>(curve.step * static_cast<int>(steps));
         if (fall > best_fall) {
           best = layer;
           best_steps = steps;
@@ -125,13 +131,12 @@ std::vector<int> DivideSlots(const std::vector<MissCurve>& curves, int least, in
         }
       }
     }
-    if (best == curves.size()) break;
+    if (best == curves.size()) return slots;
+    const int more = curves[best].step * static_cast<int>(best_steps);
     at[best] += best_steps;
-    left -= step * static_cast<int>(best_steps);
+    slots[best] += more;
+    left -= more;
   }
-  std::vector<int> slots;
-  for (const size_t steps : at) slots.push_back(least + step * static_cast<int>(steps));
-  return slots;
 }
 
 }  // namespace kvt

@@ -38,6 +38,8 @@ class HotSet {
   [[nodiscard]] int capacity() const { return capacity_; }
   [[nodiscard]] int size() const { return static_cast<int>(order_.size()); }
   [[nodiscard]] bool Contains(int32_t block) const;
+  // What it holds, most to least valuable.
+  [[nodiscard]] absl::Span<const int32_t> blocks() const { return order_; }
 
  private:
   int capacity_;
@@ -58,12 +60,13 @@ using SelectionTrace = std::vector<std::vector<int32_t>>;
 
 // Misses per step of a layer at capacities least + i * step.
 struct MissCurve {
+  int least = 0;
+  int step = 1;                // > 0
   std::vector<double> misses;  // falling; not empty
 };
-// Slots of each layer, in sum at most `total` and as near as steps allow; each layer gets `least` and
-// then, again and again, the layer with the steepest fall of misses per slot (over as many steps as
-// make it steepest) gets those steps. Requires total >= least x layers.
-[[nodiscard]] std::vector<int> DivideSlots(const std::vector<MissCurve>& curves, int least, int step,
-                                           int total);
+// Slots of each layer, in sum at most `total` and as near as steps allow; each layer gets its `least`
+// and then, again and again, the layer with the steepest fall of misses per slot (over as many steps as
+// make it steepest) gets those steps. Requires total >= the sum of `least`.
+[[nodiscard]] std::vector<int> DivideSlots(const std::vector<MissCurve>& curves, int total);
 
 }  // namespace kvt

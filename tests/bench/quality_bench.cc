@@ -150,7 +150,9 @@ void QualityBench::Load() {
   using Way = PolicyKind::Way;
   const std::vector<PolicyKind> all = {{"full", Way::kFull, nullptr, {}},
                                        {"", Way::kDigests, &calibration_, {}},
-                                       {"smoothed", Way::kSmoothed, &calibration_, {}},
+                                       {"equal", Way::kEqual, &calibration_, {}},
+                                       {"resident", Way::kResident, &calibration_, {}},
+                                       {"oracle", Way::kOracle, nullptr, {}},
                                        {"headwise", Way::kHeadwise, &every_head_, {}},
                                        {"mam", Way::kCentres, nullptr, mam},
                                        {"reversed", Way::kOneHead, &every_head_, least},
@@ -296,27 +298,29 @@ void QualityBench::Needles(const NeedleText& text) {
   }
 }
 
-// The hot sets of all layers together, at `times` the selection: equal slots for every layer, and
-// divided by the calibration's miss curves, beside Belady.
+// The hot sets of all layers together, at `times` the selection: for every layer so many times its own,
+// and divided by the calibration's miss curves, beside Belady.
 void QualityBench::Misses() {
   for (const int times : {1, 2}) {
     double selected = 0, equal = 0, divided = 0, belady = 0, belady_divided = 0;
     std::vector<double> by_step;
-    std::map<int, double> by_layer;
+    std::map<int, double> by_layer, selected_by_layer;
     for (const auto& trace : traces_) {
-      int most = 0;
+      // As a decode worker divides them (decode_worker/offload/offload_shape.cc).
       std::vector<MissCurve> curves;
+      std::vector<int> equals;
       for (const auto& [layer, steps] : trace) {
-        for (const auto& step : steps) most = std::max(most, static_cast<int>(step.size()));
-        curves.push_back({calibration_.layers[static_cast<size_t>(layer)].misses});
+        size_t most = 0;
+        for (const auto& step : steps) most = std::max(most, step.size());
+        const CalibrationLayer& of = calibration_.layers[static_cast<size_t>(layer)];
+        const int least = static_cast<int>(most);
+        const double scale = static_cast<double>(least) / of.miss_least;
+        curves.push_back({least, std::max(1, static_cast<int>(std::lround(of.miss_step * scale))),
+                          of.misses});
+        equals.push_back(times * least);
       }
-      const CalibrationLayer& any =
-          calibration_.layers[static_cast<size_t>(trace.begin()->first)];
-      const int capacity = times * most;
-      const int least = std::max(most, any.miss_least);
       const std::vector<int> slots =
-          DivideSlots(curves, least, any.miss_step,
-                      std::max(capacity, least) * static_cast<int>(curves.size()));
+          DivideSlots(curves, std::accumulate(equals.begin(), equals.end(), 0));
       size_t index = 0;
       std::vector<double> steps_misses(trace.begin()->second.size() - 1);
       for (const auto& [layer, steps] : trace) {
@@ -324,10 +328,11 @@ void QualityBench::Misses() {
         const auto sum = [](const std::vector<int>& v) {
           return static_cast<double>(std::accumulate(v.begin(), v.end(), 0));
         };
-        const double missed = sum(HotSetMisses(steps, capacity));
+        const double missed = sum(HotSetMisses(steps, equals[index]));
         equal += missed;
         by_layer[layer] += missed;
-        belady += sum(BeladyMisses(steps, capacity));
+        selected_by_layer[layer] += static_cast<double>(steps.size() - 1) * equals[index] / times;
+        belady += sum(BeladyMisses(steps, equals[index]));
         const std::vector<int> misses = HotSetMisses(steps, slots[index]);
         divided += sum(misses);
         belady_divided += sum(BeladyMisses(steps, slots[index]));
@@ -349,7 +354,7 @@ void QualityBench::Misses() {
               100 * by_step[static_cast<size_t>(0.99 * (steps - 1))] * steps / selected, "%");
     for (const auto& [layer, missed] : by_layer) {
       rows_.Add(absl::StrCat("miss_equal_layer", layer, x),
-                100 * missed / (selected / static_cast<double>(by_layer.size())), "%");
+                100 * missed / selected_by_layer[layer], "%");
     }
   }
 }
@@ -494,7 +499,7 @@ int Main(int argc, char** argv) {
   app.add_option("--json", flags.json)->required();
   app.add_option("--budgets", flags.budgets)->delimiter(',');
   app.add_option("--policies", flags.policies,
-                 "of set, smoothed, headwise, mam, reversed, window, one, mam_keys, all, centres, bounds")
+                 "of set, equal, resident, oracle, headwise, mam, reversed, window, one, mam_keys, all, centres, bounds")
       ->delimiter(',');
   app.add_option("--context", flags.context);
   app.add_option("--positions", flags.positions);

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include "kernels/base/check.h"
 #include "kernels/model/block_keys.h"
 #include "kernels/model/model_config.h"
 #include "kernels/select/attention_stats.h"
+#include "kernels/select/hot_set.h"
+#include "kernels/select/layer_budgets.h"
 
 namespace kvt {
 namespace {
@@ -35,9 +38,12 @@ class WindowPolicy final : public Policy {
 };
 
 // By digests: one selector for all heads, or one for each.
-class DigestPolicy final : public Policy {
+class DigestPolicy : public Policy {
  public:
-  DigestPolicy(TextRun& run, int bits, std::vector<std::vector<std::vector<CalibrationHead>>> parts) {
+  // `budgets`: whose losses the budget is divided among the layers by; null: equally.
+  DigestPolicy(TextRun& run, int bits, std::vector<std::vector<std::vector<CalibrationHead>>> parts,
+               const Calibration* budgets)
+      : budgets_(budgets) {
     layers_ = run.transformer().geometry().layers;
     for (auto& part : parts) {
       auto selector = DigestSelector::Create(run, bits, std::move(part));
@@ -55,6 +61,10 @@ class DigestPolicy final : public Policy {
   }
   RowSelections Select(int layer, int first, const LayerActivations& a, int budget) override {
     if (selectors_[0]->dense(layer)) return RowSelections::Full();
+    if (budgets_ != nullptr) {
+      const int middle = MiddleOf(first + a.rows - 1).count();
+      budget = LayerBudgets(*budgets_, budget, middle)[static_cast<size_t>(layer)];
+    }
     const size_t parts = selectors_.size();
     RowSelections out;
     out.by_head = parts > 1;
@@ -68,58 +78,87 @@ class DigestPolicy final : public Policy {
   }
 
  private:
+  const Calibration* const budgets_;
   int layers_ = 0;
   std::vector<std::unique_ptr<DigestSelector>> selectors_;
 };
 
-// By digests, the scores of a step averaged with those of the steps before it: each step forgets half.
-class SmoothedPolicy final : public Policy {
+// By digests, and besides what a hot set of twice the selection still holds of the steps before.
+class ResidentPolicy final : public DigestPolicy {
  public:
-  SmoothedPolicy(TextRun& run, const Calibration& calibration) {
-    std::vector<std::vector<CalibrationHead>> layers;
-    for (const CalibrationLayer& layer : calibration.layers) layers.push_back(layer.heads);
-    layers_ = static_cast<int>(layers.size());
-    auto selector = DigestSelector::Create(run, calibration.bits, std::move(layers));
-    KVT_CHECK(selector.ok(), selector.status().ToString());
-    selector_ = std::move(selector).value();
-    past_.resize(static_cast<size_t>(layers_));
-  }
-  void Refresh(int first, int end) override {
-    for (int layer = 0; layer < layers_; ++layer) {
-      const absl::Status status = selector_->MakeDigests(layer, first, end);
-      KVT_CHECK(status.ok(), status.ToString());
-    }
-  }
+  using DigestPolicy::DigestPolicy;
   RowSelections Select(int layer, int first, const LayerActivations& a, int budget) override {
-    if (selector_->dense(layer)) return RowSelections::Full();
-    auto scores = selector_->Score(layer, Positions(first, a.rows), a.qkv, a.qkv_stride);
-    KVT_CHECK(scores.ok(), scores.status().ToString());
-    Past& past = past_[static_cast<size_t>(layer)];
-    if (past.next != first) past.scores.clear();  // another sequence of steps
-    past.next = first + a.rows;
-    RowSelections out;
-    for (int r = 0; r < a.rows; ++r) {
-      const absl::Span<const float> now = (*scores)[static_cast<size_t>(r)];
-      const bool fresh = past.scores.empty();
-      past.scores.resize(now.size());
-      for (size_t b = 0; b < now.size(); ++b) {
-        past.scores[b] = fresh ? now[b] : 0.5f * (past.scores[b] + now[b]);
-      }
-      std::vector<int32_t>& blocks =
-          out.blocks.emplace_back(TopBlocks(past.scores, SelectedBlocks(budget, first + r)));
-      for (int32_t& b : blocks) b += MiddleOf(first + r).first;
+    RowSelections out = DigestPolicy::Select(layer, first, a, budget);
+    Held& held = held_[layer];
+    if (held.next != first) held.hot = HotSet(0);  // another sequence of steps
+    held.next = first + a.rows;
+    for (std::vector<int32_t>& blocks : out.blocks) {
+      held.hot.SetCapacity(std::max(held.hot.capacity(), 2 * static_cast<int>(blocks.size())));
+      (void)held.hot.Use(blocks);
+      blocks.assign(held.hot.blocks().begin(), held.hot.blocks().end());
+      std::sort(blocks.begin(), blocks.end());
     }
     return out;
   }
 
  private:
-  struct Past {
+  struct Held {
+    HotSet hot{0};
     int next = -1;  // position of the step that goes on
-    std::vector<float> scores;
   };
-  int layers_ = 0;
-  std::unique_ptr<DigestSelector> selector_;
-  std::vector<Past> past_;
+  std::map<int, Held> held_;  // by layer
+};
+
+// By exact attention weights of every head, sinks and recent tokens counted in: what no digest can
+// beat with the same blocks for all heads and the same budget in every layer.
+class OraclePolicy final : public Policy {
+ public:
+  explicit OraclePolicy(TextRun& run) : run_(run) {
+    const Geometry& geometry = run.transformer().geometry();
+    kv_heads_ = geometry.kv_heads;
+    keys_.resize(static_cast<size_t>(geometry.layers * kv_heads_));
+  }
+  void Refresh(int first, int end) override {
+    for (size_t i = 0; i < keys_.size(); ++i) {
+      keys_[i].Load(run_, static_cast<int>(i) / kv_heads_, static_cast<int>(i) % kv_heads_, first, end);
+    }
+  }
+  RowSelections Select(int layer, int first, const LayerActivations& a, int budget) override {
+    RowSelections out;
+    for (int r = 0; r < a.rows; ++r) {
+      const MiddleBlocks middle = MiddleOf(first + r);
+      std::vector<float> scores(static_cast<size_t>(middle.count()));
+      for (int h = 0; h < kv_heads_; ++h) AddWeights(layer, h, first + r, a, r, &scores);
+      std::vector<int32_t>& blocks =
+          out.blocks.emplace_back(TopBlocks(scores, SelectedBlocks(budget, first + r)));
+      for (int32_t& b : blocks) b += middle.first;
+    }
+    return out;
+  }
+
+ private:
+  void AddWeights(int layer, int kv_head, int position, const LayerActivations& a, int row,
+                  std::vector<float>* scores) {
+    const ModelConfig& config = run_.transformer().config();
+    const int group = config.GroupSize();
+    BlockKeys& keys = keys_[static_cast<size_t>(layer * kv_heads_ + kv_head)];
+    keys.Load(run_, layer, kv_head, position / kBlockTokens, position / kBlockTokens + 1);
+    const size_t first = static_cast<size_t>(MiddleOf(position).first) * kBlockTokens;
+    std::vector<float> weights(static_cast<size_t>(position + 1));
+    for (int g = 0; g < group; ++g) {
+      const float* q = a.qkv + ptrdiff_t{row} * a.qkv_stride +
+                       ptrdiff_t{kv_head * group + g} * config.head_dim;
+      keys.Logits(q, 1.0f / std::sqrt(static_cast<float>(config.head_dim)), 0, absl::MakeSpan(weights));
+      Softmax(absl::MakeSpan(weights));
+      for (size_t i = 0; i < scores->size() * kBlockTokens; ++i) {
+        (*scores)[i / kBlockTokens] += weights[first + i];
+      }
+    }
+  }
+
+  TextRun& run_;
+  int kv_heads_ = 0;
+  std::vector<BlockKeys> keys_;  // [layer][KV head]
 };
 
 // By what whole blocks are summarised to: centre and radius (score q.c + radius |q| / 2), or the
@@ -218,9 +257,11 @@ std::unique_ptr<Policy> MakePolicy(const PolicyKind& kind, TextRun& run) {
     case Way::kCentres:
     case Way::kBounds:
       return std::make_unique<SummaryPolicy>(run, kind.way == Way::kBounds, kind.heads);
-    case Way::kSmoothed:
-      return std::make_unique<SmoothedPolicy>(run, *kind.calibration);
+    case Way::kOracle:
+      return std::make_unique<OraclePolicy>(run);
     case Way::kDigests:
+    case Way::kEqual:
+    case Way::kResident:
     case Way::kHeadwise:
     case Way::kOneHead:
       break;
@@ -231,14 +272,21 @@ std::unique_ptr<Policy> MakePolicy(const PolicyKind& kind, TextRun& run) {
     auto& layers = parts.emplace_back();
     for (size_t l = 0; l < kind.calibration->layers.size(); ++l) {
       const auto& heads = kind.calibration->layers[l].heads;
-      if (kind.way == Way::kDigests) {
-        layers.push_back(heads);
+      if (kind.way == Way::kHeadwise) {
+        layers.push_back({heads[p]});
+      } else if (kind.way == Way::kOneHead) {
+        layers.push_back({heads[static_cast<size_t>(kind.heads[l])]});
       } else {
-        layers.push_back({heads[kind.way == Way::kHeadwise ? p : static_cast<size_t>(kind.heads[l])]});
+        layers.push_back(heads);
       }
     }
   }
-  return std::make_unique<DigestPolicy>(run, kind.calibration->bits, std::move(parts));
+  const int bits = kind.calibration->bits;
+  if (kind.way == Way::kResident) {
+    return std::make_unique<ResidentPolicy>(run, bits, std::move(parts), kind.calibration);
+  }
+  return std::make_unique<DigestPolicy>(run, bits, std::move(parts),
+                                        kind.way == Way::kDigests ? kind.calibration : nullptr);
 }
 
 }  // namespace kvt

@@ -22,10 +22,13 @@ class Policy {
 };
 
 struct PolicyKind {
-  enum class Way { kFull, kWindow, kDigests, kSmoothed, kHeadwise, kOneHead, kCentres, kBounds };
+  enum class Way {
+    kFull, kWindow, kDigests, kEqual, kResident, kOracle, kHeadwise, kOneHead, kCentres, kBounds
+  };
   std::string name;  // of rows; "full" has none
   Way way = Way::kFull;
-  const Calibration* calibration = nullptr;  // kDigests, kSmoothed: its sets; else one with every head
+  // kDigests, kEqual, kResident: its sets; kHeadwise, kOneHead: one with every head.
+  const Calibration* calibration = nullptr;
   std::vector<int> heads;                    // kOneHead, kCentres, kBounds: the head of each layer
 };
 

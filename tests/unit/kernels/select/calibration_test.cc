@@ -29,6 +29,7 @@ Calibration Example() {
   c.layers[0].miss_least = 22;
   c.layers[0].miss_step = 11;
   c.layers[0].misses = {7.25, 3.125, 1.0 / 3};
+  c.layers[0].losses = {0.0625, 1.0 / 300, 1e-5};
   return c;
 }
 
@@ -74,6 +75,8 @@ TEST(Calibration, EditedCutOrMalformed_IsRefusedWithFileAndLine) {
                            Edit{"kvtide-calibration 1", "kvtide-calibration 2", "x.cal:1"},
                            Edit{"geometry 2 3 32", "geometry 2 3 33", "x.cal:3"},
                            Edit{"layer 0 heads 2 0", "layer 0 heads 3 0", "x.cal:5"},
+                           Edit{"losses 0 0.0625", "losses 0 0.001", "losses are not falling"},
+                           Edit{"losses 0 0.0625", "losses 0", "expected 3 losses"},
                            Edit{"layer 1 dense", "layer 1", "expected \"dense\""},
                            Edit{"channels 0 2 ", "channels 0 2 nan ", "expected 64 numbers"}}) {
     const auto read = Calibration::Parse(absl::StrReplaceAll(text, {{edit.from, edit.to}}), "x.cal");

@@ -144,17 +144,17 @@ TEST(HotSet, Probe_CountsWhatMoreSlotsWouldHitAndFewerWouldMiss) {
 }
 
 TEST(DivideSlots, GoesToTheSteepestLayers) {
-  const std::vector<MissCurve> curves = {{{10, 1, 0, 0}}, {{2, 1, 0.5, 0.25}}, {{0, 0, 0, 0}}};
-  EXPECT_EQ(DivideSlots(curves, 4, 2, 12), (std::vector<int>{4, 4, 4}));
-  EXPECT_EQ(DivideSlots(curves, 4, 2, 14), (std::vector<int>{6, 4, 4}));
-  EXPECT_EQ(DivideSlots(curves, 4, 2, 17), (std::vector<int>{8, 4, 4}));  // a tie: the lower layer
-  EXPECT_EQ(DivideSlots(curves, 4, 2, 100), (std::vector<int>{8, 10, 4}));
+  const std::vector<MissCurve> curves = {{4, 2, {10, 1, 0, 0}}, {4, 2, {2, 1, 0.5, 0.25}}, {4, 2, {0, 0, 0, 0}}};
+  EXPECT_EQ(DivideSlots(curves, 12), (std::vector<int>{4, 4, 4}));
+  EXPECT_EQ(DivideSlots(curves, 14), (std::vector<int>{6, 4, 4}));
+  EXPECT_EQ(DivideSlots(curves, 17), (std::vector<int>{8, 4, 4}));  // a tie: the lower layer
+  EXPECT_EQ(DivideSlots(curves, 100), (std::vector<int>{8, 10, 4}));
 }
 
 TEST(DivideSlots, FallBehindAFlatPart_IsSeen) {
-  const std::vector<MissCurve> curves = {{{10, 10, 10, 0}}, {{10, 9, 8, 7}}};
-  EXPECT_EQ(DivideSlots(curves, 0, 1, 3), (std::vector<int>{3, 0}));
-  EXPECT_EQ(DivideSlots(curves, 0, 1, 2), (std::vector<int>{0, 2}));
+  const std::vector<MissCurve> curves = {{0, 1, {10, 10, 10, 0}}, {0, 1, {10, 9, 8, 7}}};
+  EXPECT_EQ(DivideSlots(curves, 3), (std::vector<int>{3, 0}));
+  EXPECT_EQ(DivideSlots(curves, 2), (std::vector<int>{0, 2}));
 }
 
 }  // namespace

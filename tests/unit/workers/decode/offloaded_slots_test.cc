@@ -47,6 +47,20 @@ TEST(OffloadedShape_Test, MissCurves_GiveTheLayerThatMissesMore) {
   EXPECT_EQ(shape.hot_slots[2], 25);
 }
 
+TEST(OffloadedShape_Test, Losses_DivideTheBudgetAndHotSlotsFollow) {
+  Calibration calibration = TestCalibration();
+  calibration.layers[0].losses = {0.5, 0.2, 0.05};
+  calibration.layers[2].losses = {0.002, 0.001, 0.0005};
+  const OffloadedShape shape = ShapeFor(calibration, TestBudget(), kBlocks);
+  EXPECT_EQ(shape.selected[0] + shape.selected[2], 2 * 10);
+  EXPECT_GT(shape.selected[0], 10);
+  EXPECT_EQ(shape.budgets[0], TestBudget().tokens + 16 * (shape.selected[0] - 10));
+  EXPECT_EQ(shape.budgets[1], 0);
+  EXPECT_EQ(shape.hot_slots[0], 2 * shape.selected[0]);
+  EXPECT_EQ(shape.hot_slots[2], 8);  // a few selected blocks still have room to be digested in
+  EXPECT_LT(2 * shape.selected[2], 8);
+}
+
 TEST(OffloadedShape_Test, ShortSequence_NeedsNoMoreThanItHas) {
   const OffloadedShape shape = ShapeFor(TestCalibration(), TestBudget(), 5);
   EXPECT_EQ(shape.hot_slots, (std::vector<int>{0, 0, 0}));

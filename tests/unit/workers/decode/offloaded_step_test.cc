@@ -286,16 +286,20 @@ class OffloadedStepTest : public testing::Test {
         const MiddleBlocks middle = MiddleOf(at);
         const auto scores =
             selector->Score(layer, {at}, activations.qkv, activations.qkv_stride).value();
-        std::vector<int32_t> blocks = TopBlocks(scores[0], SelectedBlocks(budget_.tokens, at));
+        const int tokens_of_layer = slots->shape().budgets[static_cast<size_t>(layer)];
+        std::vector<int32_t> blocks = TopBlocks(scores[0], SelectedBlocks(tokens_of_layer, at));
         std::vector<float> of_blocks;
         for (int32_t& block : blocks) {
           of_blocks.push_back(scores[0][static_cast<size_t>(block)]);
           block += middle.first;
         }
         if (static_cast<int>(blocks.size()) == middle.count()) of_blocks.clear();
-        return RowSelections{false, false,
-                             {slots->Select(layer, blocks, of_blocks,
-                                            FetchesMax(budget_, at / kBlockTokens + 1)).blocks}};
+        std::vector<int32_t> read =
+            slots->Select(layer, blocks, of_blocks, FetchesMax(budget_, at / kBlockTokens + 1)).blocks;
+        if (budget_.attend_resident) {
+          read = slots->WithResident(layer, std::move(read), middle.first, middle.end);
+        }
+        return RowSelections{false, false, {std::move(read)}};
       };
       const std::vector<float> logits =
           run->Decode({&tokens.back(), 1}, position, select).value();
@@ -352,6 +356,32 @@ TEST_F(OffloadedStepTest, SparseSteps_EqualPlainDecodingOverTheSameSets) {
   }
   EXPECT_GT(misses, 0);
   EXPECT_GT(hits, 0);
+}
+
+TEST_F(OffloadedStepTest, BudgetDividedByLosses_EqualsPlainDecodingOverTheSameSets) {
+  Start({{1}, {0}}, {.tokens = kFixedTokens + 8 * kBlockTokens, .hot_factor = 2, .fetch_share = 1});
+  calibration_.layers[0].losses = {0.5, 0.2, 0.05};
+  calibration_.layers[1].losses = {0.002, 0.001, 0.0005};
+  Seq& seq = Admit(10, 700);
+  const std::vector<int>& selected = seq.slots->shape().selected;
+  EXPECT_GT(selected[0], 8);
+  EXPECT_EQ(selected[0] + selected[1], 2 * 8);
+  Run({&seq}, kSteps);
+  ExpectAsAlone(seq);
+  EXPECT_GE(seq.results[0].selected, 2 * 8 - 2);  // by the position's place in its block
+}
+
+TEST_F(OffloadedStepTest, AttendResident_ReadsWhatIsThereToo) {
+  Start({{1}, {0}}, {.tokens = kFixedTokens + 8 * kBlockTokens, .hot_factor = 2, .fetch_share = 1,
+                     .attend_resident = true});
+  Seq& seq = Admit(1, 700);
+  Run({&seq}, kSteps);
+  ExpectAsAlone(seq);
+  const OffloadedSlots& slots = *seq.slots;
+  const MiddleBlocks middle = MiddleOf(seq.position());
+  const std::vector<int32_t> there = slots.WithResident(0, {}, middle.first, middle.end);
+  EXPECT_GT(static_cast<int>(there.size()), slots.shape().selected[0]);
+  for (const int32_t b : there) EXPECT_NE(slots.Pair(0, b).base, kSlotNone) << b;
 }
 
 TEST_F(OffloadedStepTest, DenseLayer_ReadsEverythingThere) {
