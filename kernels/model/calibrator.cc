@@ -391,6 +391,16 @@ absl::Status Calibrator::MissCurves(Calibration* calibration) {
   return absl::OkStatus();
 }
 
+// What was measured with the sets does not hold for it.
+Calibration Calibrator::WithEveryHead(Calibration calibration) const {
+  for (size_t l = 0; l < channels_.size(); ++l) {
+    calibration.layers[l].heads = channels_[l];
+    calibration.layers[l].misses.clear();
+    calibration.layers[l].losses.clear();
+  }
+  return calibration;
+}
+
 absl::StatusOr<CalibrationReport> Calibrator::Finish() {
   KVT_CHECK(!texts_.empty());
   KVT_RETURN_IF_ERROR(MeasureTexts());
@@ -454,12 +464,7 @@ absl::StatusOr<CalibrationReport> Calibrator::Finish() {
   }
   if (options_.loss_rows > 0) KVT_RETURN_IF_ERROR(Losses(&calibration));
   KVT_RETURN_IF_ERROR(MissCurves(&calibration));
-  report.every_head = calibration;
-  for (size_t l = 0; l < channels_.size(); ++l) {
-    report.every_head.layers[l].heads = channels_[l];
-    report.every_head.layers[l].misses.clear();
-    report.every_head.layers[l].losses.clear();
-  }
+  report.every_head = WithEveryHead(calibration);
   return report;
 }
 

@@ -77,6 +77,7 @@ class Calibrator {
   absl::Status Losses(Calibration* calibration);
   // Needs the losses: budgets of layers.
   absl::Status MissCurves(Calibration* calibration);
+  [[nodiscard]] Calibration WithEveryHead(Calibration calibration) const;
 
   const Transformer& transformer_;
   const std::string fingerprint_;

@@ -499,7 +499,8 @@ int Main(int argc, char** argv) {
   app.add_option("--json", flags.json)->required();
   app.add_option("--budgets", flags.budgets)->delimiter(',');
   app.add_option("--policies", flags.policies,
-                 "of set, equal, resident, oracle, headwise, mam, reversed, window, one, mam_keys, all, centres, bounds")
+                 "of set, equal, resident, oracle, headwise, mam, reversed, window, one, mam_keys, all, "
+                 "centres, bounds")
       ->delimiter(',');
   app.add_option("--context", flags.context);
   app.add_option("--positions", flags.positions);
