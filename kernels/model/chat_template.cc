@@ -154,7 +154,9 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Load(absl::string_view folder) {
   if (text->size() <= kTemplateBytesMax) system = ChatMlSystem(*text);
   if (!system.has_value()) {
     return absl::UnimplementedError(absl::StrCat(
-        path, ": field chat_template is not ChatML, the only template supported; it begins with ",
+        path,
+        ": field chat_template is not ChatML, the only template supported (a model whose plain "
+        "conversations are ChatML needs a chat_template.jinja: docs/MODELS.md); it begins with ",
         json(absl::StrCat(absl::string_view(*text).substr(0, 80)))
             .dump(-1, ' ', false, json::error_handler_t::replace)));
   }
