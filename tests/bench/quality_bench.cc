@@ -50,7 +50,7 @@ struct Flags {
   int context = 7500, positions = 256;
   int needle_texts = 6, needles_each = 4, single_needles = 16, needle_tokens = 4000;
   int threads = 0;
-  double minutes = 10;
+  double minutes = 90;
 };
 
 struct Rows {
@@ -489,7 +489,7 @@ void QualityBench::Run() {
 
 int Main(int argc, char** argv) {
   Flags flags;
-  flags.policies = {"set", "headwise", "mam", "reversed", "window"};
+  flags.policies = {"set", "equal", "resident", "headwise", "mam", "reversed", "window"};
   CLI::App app{"The quality of sparse attention, by the way blocks are chosen"};
   app.add_option("model", flags.model)->required();
   app.add_option("--calibration", flags.calibration)->required();
