@@ -39,6 +39,13 @@ DecodeMetrics::DecodeMetrics(MetricsRegistry& registry)
                                            "Blocks that steps of offloaded requests chose")),
       hot_misses_(registry.NewCounter("kvtide_decode_hot_misses_total",
                                       "Of those: fetched from the tier")),
+      offloaded_steps_(registry.NewCounter("kvtide_decode_offloaded_steps_total",
+                                           "Steps of the offloaded batch")),
+      step_pulls_(registry.NewCounter("kvtide_decode_step_pulls_total",
+                                      "Pulls of their misses, for all requests of the step")),
+      step_bursts_(registry.NewCounter("kvtide_decode_step_bursts_total",
+                                       "Bursts of those pulls, one for each store")),
+      step_bytes_(registry.NewCounter("kvtide_decode_step_bytes_total", "Bytes of those pulls")),
       misses_retried_(registry.NewCounter("kvtide_decode_misses_retried_total",
                                           "Of those: lost on the way and pulled once more")),
       left_out_blocks_(registry.NewCounter("kvtide_decode_left_out_blocks_total",
@@ -77,6 +84,12 @@ void DecodeMetrics::Pulled(uint64_t bytes, int blocks, int blocks_lost) {
   pulled_bytes_.Add(static_cast<double>(bytes));
   pulled_blocks_.Add(blocks);
   lost_blocks_.Add(blocks_lost);
+}
+
+void DecodeMetrics::StepPulled(uint64_t bytes, uint32_t bursts) {
+  step_pulls_.Add(1);
+  step_bursts_.Add(bursts);
+  step_bytes_.Add(static_cast<double>(bytes));
 }
 
 void DecodeMetrics::Shared(int blocks) { shared_blocks_.Add(blocks); }

@@ -24,6 +24,9 @@ class DecodeMetrics {
   void ComputedHere(uint64_t tokens) { prompt_tokens_.Add(static_cast<double>(tokens)); }
   // A row of an offloaded step, over its layers.
   void Recalled(int selected, int misses, int left_out);
+  // A step of the offloaded batch, and each pull of its misses: one a layer for all rows.
+  void OffloadedStep() { offloaded_steps_.Add(1); }
+  void StepPulled(uint64_t bytes, uint32_t bursts);
   // Of the misses: lost on their way and pulled once more.
   void MissesRetried(size_t blocks) { misses_retried_.Add(static_cast<double>(blocks)); }
   // Blocks whose digests the tier lacked.
@@ -52,6 +55,10 @@ class DecodeMetrics {
   Counter& prompt_tokens_;
   Counter& selected_blocks_;
   Counter& hot_misses_;
+  Counter& offloaded_steps_;
+  Counter& step_pulls_;
+  Counter& step_bursts_;
+  Counter& step_bytes_;
   Counter& misses_retried_;
   Counter& left_out_blocks_;
   Counter& digests_made_;

@@ -77,6 +77,7 @@ void DecodeEngine::OnOffloadedStepDone(const OffloadedStepResult& result) {
   pool_.Retire(result.step);
   deps_.metrics->Step(static_cast<int>(result.rows.size()), deps_.clock->Now() - step_began_,
                       result.saturated);
+  deps_.metrics->OffloadedStep();
   const std::vector<Seq> stepped = std::exchange(stepping_, {});
   for (size_t i = 0; i < stepped.size(); ++i) {
     const Seq& seq = stepped[i];

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 
 namespace kvt {
@@ -56,6 +55,7 @@ void StepFetch::Pull(std::vector<size_t> wanted) {
 void StepFetch::OnPulled(const BlockPull& pull, const std::vector<size_t>& wanted,
                          const TransferResult& result) {
   deps_.metrics.Pulled(result.bytes, 0, 0);
+  deps_.metrics.StepPulled(result.bytes, result.bursts);
   const Sequence* counted = nullptr;  // a burst counts for all who take part
   for (size_t i = 0; i < wanted.size(); ++i) {
     const size_t f = wanted[i];

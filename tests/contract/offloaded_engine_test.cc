@@ -230,6 +230,10 @@ TEST_F(OffloadedEngineTest, TwoAndAResidentOne_StepInTurnAndEachIsAsAlone) {
     EXPECT_EQ(answer.tokens, i < 2 ? sparse : ExpectedFull(next)) << i;
     EXPECT_EQ(answer.figures.offloaded, i < 2);
   }
+  // Of a layer and step one for the whole batch.
+  const double pulls = Metric("kvtide_decode_step_pulls_total");
+  EXPECT_GT(pulls, 0);
+  EXPECT_LE(pulls, Metric("kvtide_decode_offloaded_steps_total") * layers_);
 }
 
 TEST_F(OffloadedEngineTest, DigestsOfOneRequestFit_TheSecondIsRefusedUntilTheFirstHasEnded) {
