@@ -1,8 +1,8 @@
 """Several offloaded requests at once on one decode worker against one alone: tokens a second, and what a step pulls.
 
 A cluster on this machine (coordinator, two stores, one prefill worker, one decode worker) with the calibration.
-Prompts of 4,200 to 7,000 tokens of real text, no two with a common beginning; all are asked once before, so that
-their KV and digests are in the stores. Then 1, 2, 4 and 8 of them at once. Figures are those of the decode worker's
+Prompts of 4,400 to 5,800 tokens of real text, no two with a common beginning; all are asked once before, so that
+their KV and digests are in the stores. Then the first 1, 2, 4 and 8 of them at once. Figures are those of the decode worker's
 metrics over the time in which all of them step. Pulls a step count what the whole batch asks for: at most one a layer.
 usage: offloaded_bench.py --bin DIR --model FOLDER --calibration FILE --text FILE... --json FILE
                           [--batch N...] [--budget N] [--output N] [--rounds N]
@@ -16,7 +16,7 @@ import urllib.request
 
 from bench_cluster import BenchCluster, add_rows, argument_parser, fail
 
-PROMPTS, FIRST_TOKENS, TOKENS_APART = 8, 4200, 400
+PROMPT_TOKENS = [5000, 5200, 4800, 5400, 4600, 5600, 4400, 5800]  # the first few are of one mean
 POLL_S = 0.05
 WINDOW_STEPS_MIN = 20
 COUNTED = ["tokens", "offloaded_steps", "step_pulls", "step_bursts", "step_bytes", "hot_misses", "selected_blocks"]
@@ -29,8 +29,8 @@ parser.add_argument("--budget", type=int, default=1024)
 parser.add_argument("--output", type=int, default=256)
 parser.add_argument("--rounds", type=int, default=2)
 args = parser.parse_args()
-if not all(1 <= n <= PROMPTS for n in args.batch):
-    fail(f"--batch: 1 to {PROMPTS}")
+if not all(1 <= n <= len(PROMPT_TOKENS) for n in args.batch):
+    fail(f"--batch: 1 to {len(PROMPT_TOKENS)}")
 
 
 def free_port():
@@ -89,9 +89,9 @@ with BenchCluster(args, store='count = 2\narena_bytes = "1GiB"',
     piece = text[:8000]
     rate = len(piece) / ask(piece, 1)["prompt_tokens"]
     prompts = []
-    for i in range(PROMPTS):
-        begin = i * len(text) // PROMPTS
-        count = int((FIRST_TOKENS + i * TOKENS_APART) * rate)
+    for i, tokens in enumerate(PROMPT_TOKENS[:max(args.batch)]):
+        begin = i * len(text) // len(PROMPT_TOKENS)
+        count = int(tokens * rate)
         prompts.append((text + text)[begin:begin + count])
         if len(prompts[-1]) < count:
             fail("--text: too short")
@@ -99,17 +99,15 @@ with BenchCluster(args, store='count = 2\narena_bytes = "1GiB"',
         ask(prompt, 1)
     for turn in range(args.rounds):
         for n in args.batch if turn % 2 == 0 else reversed(args.batch):
-            # Of about the same length together.
-            chosen = [prompts[(2 * i + 1) * PROMPTS // (2 * n)] for i in range(n)]
             with Metrics(port) as metrics, concurrent.futures.ThreadPoolExecutor(n) as pool:
-                answers = list(pool.map(lambda prompt: ask(prompt, args.output), chosen))
+                answers = list(pool.map(lambda prompt: ask(prompt, args.output), prompts[:n]))
             if not all(answer["decode"]["offloaded"] for answer in answers):
                 fail("a request was served resident")
             for name, value in metrics.window(n).items():
                 totals[n][name] += value
 
 rows = []
-print(f"budget {args.budget}; prompts of {FIRST_TOKENS} to {FIRST_TOKENS + (PROMPTS - 1) * TOKENS_APART} tokens")
+print(f"budget {args.budget}; prompts of {min(PROMPT_TOKENS)} to {max(PROMPT_TOKENS)} tokens, about")
 print("requests   steps  ms/step  tokens/s   of one  pulls/step  bursts/step   MB/step  kB/token  misses %")
 base = None
 for n in args.batch:
