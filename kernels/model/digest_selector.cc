@@ -14,58 +14,40 @@ namespace kvt {
 absl::StatusOr<std::unique_ptr<DigestSelector>> DigestSelector::Create(
     TextRun& run, int bits, std::vector<std::vector<CalibrationHead>> layers) {
   const Transformer& transformer = run.transformer();
-  const Geometry& geometry = transformer.geometry();
   Device& device = transformer.device();
-  KVT_CHECK(static_cast<int>(layers.size()) == geometry.layers, "layers=", layers.size());
+  Calibration calibration;
+  calibration.geometry = transformer.geometry();
+  calibration.bits = bits;
+  KVT_CHECK(static_cast<int>(layers.size()) == calibration.geometry.layers, "layers=", layers.size());
+  for (std::vector<CalibrationHead>& heads : layers) {
+    calibration.layers.emplace_back().heads = std::move(heads);
+  }
   auto selector = std::unique_ptr<DigestSelector>(new DigestSelector(run));
-  selector->bits_ = bits;
+  KVT_ASSIGN_OR_RETURN(selector->heads_, DigestHeads::Create(device, calibration));
   selector->blocks_ = run.cache().options().blocks_per_row;
   const auto blocks = static_cast<size_t>(selector->blocks_);
-  const auto dim = static_cast<size_t>(geometry.head_dim);
-  size_t count = 0, heads_max = 1;
-  for (const auto& heads : layers) {
-    count += heads.size();
-    heads_max = std::max(heads_max, heads.size());
-  }
-  KVT_ASSIGN_OR_RETURN(selector->channels_,
-                       device.Allocate(std::max<size_t>(count, 1) * 2 * dim * sizeof(float)));
-  float* next = selector->channels_.as<float>();
-  for (const auto& heads : layers) {
-    std::vector<DigestHead>& out = selector->heads_.emplace_back();
-    for (const CalibrationHead& head : heads) {
-      KVT_CHECK(head.offset.size() == dim && head.scale.size() == dim);
-      run.stream().WriteToDevice(next, head.offset.data(), dim * sizeof(float));
-      run.stream().WriteToDevice(next + dim, head.scale.data(), dim * sizeof(float));
-      out.push_back({head.kv_head, next, next + dim});
-      next += 2 * dim;
-    }
-    const size_t bytes = blocks * heads.size() * DigestHeadBytes(geometry.head_dim, bits);
-    KVT_ASSIGN_OR_RETURN(DeviceBuffer digests, device.Allocate(std::max<size_t>(bytes, 64)));
+  for (const uint32_t bytes : calibration.DigestBytesByLayer()) {
+    KVT_ASSIGN_OR_RETURN(DeviceBuffer digests, device.Allocate(std::max<size_t>(blocks * bytes, 64)));
     selector->digests_.push_back(std::move(digests));
   }
   const size_t rows = kSparseRowsMax;
   KVT_ASSIGN_OR_RETURN(selector->scores_, device.Allocate(rows * blocks * sizeof(float)));
   KVT_ASSIGN_OR_RETURN(selector->selected_, device.Allocate(rows * blocks * sizeof(int32_t)));
-  const int queries = static_cast<int>(heads_max) * transformer.config().GroupSize();
+  const int queries = std::max(1, selector->heads_->heads_max()) * transformer.config().GroupSize();
   const size_t workspace = std::max(
       device.ops().ScoreWorkspaceBytes(queries, kSparseRowsMax, selector->blocks_),
       device.ops().SelectWorkspaceBytes(kSparseRowsMax, selector->blocks_));
   KVT_ASSIGN_OR_RETURN(selector->workspace_, device.Allocate(workspace));
   selector->score_segments_.reserve(rows);
   selector->select_segments_.reserve(rows);
-  KVT_RETURN_IF_ERROR(run.Wait());
   return selector;
-}
-
-DigestSpec DigestSelector::Spec(int layer) const {
-  return {bits_, heads_[static_cast<size_t>(layer)]};
 }
 
 absl::Status DigestSelector::MakeDigests(int layer, int first, int end) {
   if (first >= end || dense(layer)) return absl::OkStatus();
   MakeDigestArgs args;
   args.geometry = run_.cache().geometry();
-  args.spec = Spec(layer);
+  args.spec = heads_->Spec(layer);
   args.slots = run_.cache().slots();
   args.blocks = run_.Table(layer) + first;
   args.count = end - first;
@@ -90,7 +72,7 @@ std::vector<absl::Span<const float>> DigestSelector::EnqueueScore(int layer,
   }
   ScoreBlocksArgs args;
   args.geometry = run_.cache().geometry();
-  args.spec = Spec(layer);
+  args.spec = heads_->Spec(layer);
   args.query_heads = run_.transformer().config().heads;
   args.scale = 1.0f / std::sqrt(static_cast<float>(args.geometry.head_dim));
   args.q = q;

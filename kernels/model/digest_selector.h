@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/model/digest_heads.h"
 #include "kernels/model/text_run.h"
 #include "kernels/select/calibration.h"
 #include "kernels/selection.h"
@@ -33,21 +34,18 @@ class DigestSelector {
   [[nodiscard]] absl::StatusOr<std::vector<std::vector<int32_t>>> Select(
       int layer, absl::Span<const int> positions, const float* q, int q_stride, int budget_tokens);
 
-  [[nodiscard]] bool dense(int layer) const { return heads_[static_cast<size_t>(layer)].empty(); }
+  [[nodiscard]] bool dense(int layer) const { return heads_->dense(layer); }
 
  private:
   explicit DigestSelector(TextRun& run) : run_(run) {}
-  [[nodiscard]] DigestSpec Spec(int layer) const;
   // The scores are there when what is enqueued has run.
   [[nodiscard]] std::vector<absl::Span<const float>> EnqueueScore(int layer,
                                                                   absl::Span<const int> positions,
                                                                   const float* q, int q_stride);
 
   TextRun& run_;
-  int bits_ = 4;
   int blocks_ = 0;
-  std::vector<std::vector<DigestHead>> heads_;  // by layer, into channels_
-  DeviceBuffer channels_;
+  std::unique_ptr<DigestHeads> heads_;
   std::vector<DeviceBuffer> digests_;  // by layer
   DeviceBuffer scores_;                // [kSparseRowsMax][blocks]
   DeviceBuffer selected_;              // the same
