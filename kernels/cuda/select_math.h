@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/layout/digest.h"
 
@@ -80,20 +81,32 @@ KVT_HOST_DEVICE inline int32_t SelectDot4(uint32_t codes, int32_t q, int32_t sum
 #endif
 }
 
+// The groups of a query that meet one row, in one load.
+template <int kGroups>
+struct alignas(kGroups == 2 ? 8 : 16) SelectRowQuery {
+  int32_t words[kGroups];
+};
+
 // Adds the products of one word and kQueries queries, `words` apart, at the row's first channel.
 template <int kWidth, int kQueries>
 KVT_HOST_DEVICE inline void SelectAddWord(uint32_t word, const int32_t* q, int words,
                                           int32_t (&sums)[kQueries]) {
+  constexpr int kGroups = 8 / kWidth;
+  using RowQuery = SelectRowQuery<kGroups>;
   KVT_UNROLL
-  for (int g = 0; g < 8 / kWidth; ++g) {
-    const uint32_t codes = word >> (kWidth * g) & (0x01010101u * ((1u << kWidth) - 1));
+  for (int i = 0; i < kQueries; ++i) {
+    RowQuery row;
+    memcpy(&row, __builtin_assume_aligned(q + i * words, alignof(RowQuery)), sizeof(row));
     KVT_UNROLL
-    for (int i = 0; i < kQueries; ++i) sums[i] = SelectDot4(codes, q[i * words + g], sums[i]);
+    for (int g = 0; g < kGroups; ++g) {
+      const uint32_t codes = word >> (kWidth * g) & (0x01010101u * ((1u << kWidth) - 1));
+      sums[i] = SelectDot4(codes, row.words[g], sums[i]);
+    }
   }
 }
 
 // Logits of one token of a block: sums over the channels of code * query, exact. `q` is
-// [kQueries][head_dim] in 8 bits, four to a word.
+// [kQueries][head_dim] in 8 bits, four to a word, 16-byte aligned.
 template <int kBits, int kQueries>
 KVT_HOST_DEVICE inline void SelectLogits(const uint32_t* digest, int head_dim, int token,
                                          const int32_t* q, int32_t (&sums)[kQueries]) {

@@ -62,7 +62,7 @@ __device__ float QuantiseQuery(const ScoreParams& params, const float* q, const 
 
 template <int kQueries>
 struct ScoreShared {
-  int32_t q[kQueries * kSelectHeadDimMax / 4];
+  alignas(16) int32_t q[kQueries * kSelectHeadDimMax / 4];
   float step2[kQueries];
   int32_t max[kQueries][kScoreWarps];
 };

@@ -40,10 +40,14 @@ constexpr Shape kShapes[] = {{3, 3, 64, 1, 4}, {3, 3, 64, 2, 4},  {2, 1, 128, 2,
 // Slots of random bytes, NaNs and infinities among them; any bytes are a digest too.
 struct SelectCase {
   static constexpr int kBlocks = 301;
-  static constexpr int kRows = 67;  // more than one launch takes
+  static constexpr int kManyRows = 67;  // more than one launch takes
+  static constexpr int kFewRows = 14;
 
   SelectCase(const Shape& s, uint64_t seed)
-      : shape(s), geometry{1, s.kv_heads, s.dim}, random(seed) {
+      : shape(s),
+        rows(&s == &kShapes[0] ? kManyRows : kFewRows),
+        geometry{1, s.kv_heads, s.dim},
+        random(seed) {
     slots = RandomBytes(random, size_t{2 * kBlocks} * geometry.SlotBytes());
     for (uint32_t b = 0; b < kBlocks; ++b) {
       pairs.push_back({2 * (kBlocks - 1 - b), b % 5 == 4 ? kSlotNone : 2 * b + 1});
@@ -54,9 +58,9 @@ struct SelectCase {
     scale = RandomFloats(random, channels, 0.2f, 0.4f);
     digests = RandomBytes(random, kBlocks * Spec(offset.data(), scale.data()).Bytes(s.dim));
     const int query_heads = s.kv_heads * s.group;
-    q = RandomFloats(random, static_cast<size_t>(kRows * query_heads * s.dim), -2.0f, 2.0f);
+    q = RandomFloats(random, static_cast<size_t>(rows * query_heads * s.dim), -2.0f, 2.0f);
     std::fill_n(q.begin(), s.dim, std::numeric_limits<float>::quiet_NaN());
-    for (int row = 0; row < kRows; ++row) {
+    for (int row = 0; row < rows; ++row) {
       // All, odd numbers, few, one, none.
       blocks.push_back(row == 0       ? kBlocks
                        : row % 9 == 8 ? row / 9 % 2
@@ -88,7 +92,7 @@ struct SelectCase {
   ScoreBlocksArgs ScoreArgs(const float* offsets, const float* scales, const float* queries,
                             const uint8_t* from, const uint32_t* list, float* scores) {
     segments.clear();
-    for (int row = 0; row < kRows; ++row) {
+    for (int row = 0; row < rows; ++row) {
       const size_t at = static_cast<size_t>(row);
       segments.push_back(
           {row % 2 == 0 ? nullptr : list, static_cast<uint32_t>(row == 0 ? 0 : row % 3),
@@ -108,6 +112,7 @@ struct SelectCase {
   [[nodiscard]] int Queries() const { return shape.heads * shape.group; }
 
   const Shape shape;
+  const int rows;
   const Geometry geometry;
   Random random;
   std::vector<uint8_t> slots, digests;
@@ -135,9 +140,9 @@ class CpuSelection {
     return out;
   }
   std::vector<float> Scores(SelectCase& c) {
-    std::vector<float> out(SelectCase::kRows * SelectCase::kBlocks, -1.0f);
+    std::vector<float> out(static_cast<size_t>(c.rows * SelectCase::kBlocks), -1.0f);
     const size_t bytes =
-        device_->ops().ScoreWorkspaceBytes(c.Queries(), SelectCase::kRows, SelectCase::kBlocks);
+        device_->ops().ScoreWorkspaceBytes(c.Queries(), c.rows, SelectCase::kBlocks);
     const DeviceBuffer workspace = device_->Allocate(bytes).value();
     device_->ops().ScoreBlocks(*stream_,
                                c.ScoreArgs(c.offset.data(), c.scale.data(), c.q.data(),
@@ -287,11 +292,12 @@ template <int kBits>
 void CheckHostArithmetic(SelectCase& c) {
   CpuSelection cpu;
   EXPECT_EQ(cpu.Digests(c), HostDigests<kBits>(c));
-  std::vector<float> ignored(SelectCase::kRows * SelectCase::kBlocks);
+  std::vector<float> ignored(static_cast<size_t>(c.rows * SelectCase::kBlocks));
   const ScoreBlocksArgs args = c.ScoreArgs(c.offset.data(), c.scale.data(), c.q.data(),
                                            c.digests.data(), c.entries.data(), ignored.data());
   std::vector<float> want = cpu.Scores(c);
-  for (const int row : {0, 1, 2, 8, 17, 33}) {
+  for (const int row : {0, 1, 2, 8, 9, 13, 17, 33}) {
+    if (row >= c.rows) break;
     const ScoreSegment& segment = args.segments[static_cast<size_t>(row)];
     std::vector<float> scores(static_cast<size_t>(segment.blocks), 0.0f);
     for (size_t h = 0; h < args.spec.heads.size() && segment.blocks > 0; ++h) {
@@ -341,7 +347,7 @@ TEST(CudaSelectMath, Ranks_OrderScoresAsTheCpuDoes) {
 
 TEST(CudaSelectLaunchers, BadArguments_AreRefusedBeforeAnyLaunch) {
   SelectCase c(kShapes[0], kSeed);
-  std::vector<float> scores(SelectCase::kRows * SelectCase::kBlocks);
+  std::vector<float> scores(static_cast<size_t>(c.rows * SelectCase::kBlocks));
   const auto refused = [](const absl::Status& status, absl::string_view what) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     EXPECT_NE(status.message().find(what), absl::string_view::npos) << status;
@@ -358,7 +364,7 @@ TEST(CudaSelectLaunchers, BadArguments_AreRefusedBeforeAnyLaunch) {
 
   ScoreBlocksArgs score = c.ScoreArgs(c.offset.data(), c.scale.data(), c.q.data(), c.digests.data(),
                                       c.entries.data(), scores.data());
-  const size_t bytes = CudaScoreWorkspaceBytes(c.Queries(), SelectCase::kRows, SelectCase::kBlocks);
+  const size_t bytes = CudaScoreWorkspaceBytes(c.Queries(), c.rows, SelectCase::kBlocks);
   alignas(16) uint8_t workspace[16];
   refused(CudaScoreBlocks(score, workspace, bytes - 1, nullptr), "workspace");
   refused(CudaScoreBlocks(score, workspace + 1, bytes, nullptr), "16-byte aligned");
@@ -401,8 +407,7 @@ TEST_F(CudaTest, ScoreBlocks_EqualsTheCpuBitForBit) {
     const DeviceBuffer offset = Upload(c.offset), scale = Upload(c.scale), q = Upload(c.q),
                        entries = Upload(c.entries), digests = Upload(c.digests),
                        scores = Upload(std::vector<float>(want.size(), -1.0f));
-    const size_t bytes =
-        CudaScoreWorkspaceBytes(c.Queries(), SelectCase::kRows, SelectCase::kBlocks);
+    const size_t bytes = CudaScoreWorkspaceBytes(c.Queries(), c.rows, SelectCase::kBlocks);
     const DeviceBuffer workspace = Upload(std::vector<uint8_t>(bytes, 0xff));
     const absl::Status status = CudaScoreBlocks(
         c.ScoreArgs(offset.as<float>(), scale.as<float>(), q.as<float>(), digests.as<uint8_t>(),
