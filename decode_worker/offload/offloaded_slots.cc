@@ -125,7 +125,7 @@ LayerSelection OffloadedSlots::Select(int index, absl::Span<const int32_t> block
 std::vector<int32_t> OffloadedSlots::WithResident(int index, std::vector<int32_t> blocks, int first,
                                                   int end) const {
   const Layer& layer = layers_[static_cast<size_t>(index)];
-  for (const int32_t block : layer.hot.blocks()) blocks.push_back(block);
+  for (const int32_t block : layer.hot.Blocks()) blocks.push_back(block);
   for (int b = first; b < std::min(end, this->blocks()); ++b) {
     if (whole(b)) blocks.push_back(b);
   }

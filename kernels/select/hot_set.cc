@@ -9,52 +9,79 @@
 
 namespace kvt {
 
+namespace {
+
+constexpr float kFading = 0.9f;
+
+}  // namespace
+
 bool HotSet::Contains(int32_t block) const {
-  return std::find(order_.begin(), order_.end(), block) != order_.end();
+  return std::any_of(order_.begin(), order_.end(), [&](const Held& h) { return h.block == block; });
+}
+
+std::vector<int32_t> HotSet::Blocks() const {
+  std::vector<int32_t> blocks;
+  for (const Held& held : order_) blocks.push_back(held.block);
+  return blocks;
 }
 
 HotSet::Change HotSet::Use(absl::Span<const int32_t> blocks) {
   KVT_CHECK(static_cast<int>(blocks.size()) <= capacity_, "selected=", blocks.size(), " capacity=",
             capacity_);
-  const absl::flat_hash_set<int32_t> held(order_.begin(), order_.end());
-  const absl::flat_hash_set<int32_t> wanted(blocks.begin(), blocks.end());
-  KVT_CHECK(wanted.size() == blocks.size(), "a block is selected twice");
+  absl::flat_hash_set<int32_t> fresh(blocks.begin(), blocks.end());
+  KVT_CHECK(fresh.size() == blocks.size(), "a block is selected twice");
   for (size_t i = static_cast<size_t>(std::max(0, capacity_ - probe_)); i < order_.size(); ++i) {
-    if (wanted.contains(order_[i])) ++loss_;
+    if (fresh.contains(order_[i].block)) ++loss_;
   }
   const auto back = std::remove_if(ghosts_.begin(), ghosts_.end(),
-                                   [&](int32_t block) { return wanted.contains(block); });
+                                   [&](int32_t block) { return fresh.contains(block); });
   gain_ += static_cast<int>(ghosts_.end() - back);
   ghosts_.erase(back, ghosts_.end());
-  Change change;
-  std::vector<int32_t> order;
-  order.reserve(order_.size() + blocks.size());
-  for (const int32_t block : blocks) {
-    if (held.contains(block)) {
-      order.push_back(block);
+  // All fade alike, so what is in order stays so: hits, then fresh ones, then the rest.
+  std::vector<Held> before(order_.size()), rest;
+  const auto middle = order_.begin() + static_cast<ptrdiff_t>(selected_);
+  std::merge(order_.begin(), middle, middle, order_.end(), before.begin(),
+             [](const Held& a, const Held& b) { return a.worth > b.worth; });
+  order_.clear();
+  for (const Held& held : before) {
+    const float worth = held.worth * kFading;
+    if (fresh.erase(held.block) > 0) {
+      order_.push_back({held.block, worth + 1});
     } else {
-      change.misses.push_back(block);
+      rest.push_back({held.block, worth});
     }
   }
-  order.insert(order.end(), change.misses.begin(), change.misses.end());
-  for (const int32_t block : order_) {
-    if (!wanted.contains(block)) order.push_back(block);
+  Change change;
+  for (const int32_t block : blocks) {
+    if (!fresh.contains(block)) continue;
+    change.misses.push_back(block);
+    order_.push_back({block, 1});
   }
-  order_ = std::move(order);
+  selected_ = order_.size();
+  order_.insert(order_.end(), rest.begin(), rest.end());
   change.evicted = SetCapacity(capacity_);
   return change;
 }
 
 void HotSet::Remove(int32_t block) {
-  order_.erase(std::remove(order_.begin(), order_.end(), block), order_.end());
+  for (size_t i = 0; i < order_.size(); ++i) {
+    if (order_[i].block != block) continue;
+    order_.erase(order_.begin() + static_cast<ptrdiff_t>(i));
+    if (i < selected_) --selected_;
+    return;
+  }
 }
 
 std::vector<int32_t> HotSet::SetCapacity(int capacity) {
   KVT_CHECK(capacity >= 0, "capacity=", capacity);
   capacity_ = capacity;
-  if (size() <= capacity) return {};
-  std::vector<int32_t> evicted(order_.begin() + capacity, order_.end());
+  std::vector<int32_t> evicted;
+  for (size_t i = static_cast<size_t>(capacity); i < order_.size(); ++i) {
+    evicted.push_back(order_[i].block);
+  }
+  if (evicted.empty()) return evicted;
   order_.resize(static_cast<size_t>(capacity));
+  selected_ = std::min(selected_, order_.size());
   ghosts_.insert(ghosts_.begin(), evicted.begin(), evicted.end());
   if (static_cast<int>(ghosts_.size()) > probe_) ghosts_.resize(static_cast<size_t>(probe_));
   return evicted;

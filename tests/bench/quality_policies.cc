@@ -95,7 +95,7 @@ class ResidentPolicy final : public DigestPolicy {
     for (std::vector<int32_t>& blocks : out.blocks) {
       held.hot.SetCapacity(std::max(held.hot.capacity(), 2 * static_cast<int>(blocks.size())));
       (void)held.hot.Use(blocks);
-      blocks.assign(held.hot.blocks().begin(), held.hot.blocks().end());
+      blocks = held.hot.Blocks();
       std::sort(blocks.begin(), blocks.end());
     }
     return out;
