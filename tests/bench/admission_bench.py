@@ -5,7 +5,7 @@ A prompt of real text is asked with --fidelity sparse; the share is that of the 
 included. The same prompt again exactly: what the resident class pulls, and how fast its steps are.
 Adds its rows to the JSON file if that is there already.
 usage: admission_bench.py --bin DIR --model FOLDER --calibration FILE --text FILE --json FILE
-                          [--tokens N] [--budget N] [--output N]
+                          [--tokens N] [--budget N] [--output N] [--decode KEYS]
 """
 import pathlib
 
@@ -17,12 +17,13 @@ parser.add_argument("--text", type=pathlib.Path, required=True)
 parser.add_argument("--tokens", type=int, default=7500, help="of the prompt, about")
 parser.add_argument("--budget", type=int, default=1024)
 parser.add_argument("--output", type=int, default=64)
+parser.add_argument("--decode", default="", help="another key of [decode]: attend_resident = true")
 args = parser.parse_args()
 
 
 with BenchCluster(args, store='count = 2\narena_bytes = "1GiB"',
                   model=f'calibration = "{args.calibration.resolve()}"',
-                  prefill=f"selection_tokens = {args.budget}", decode=f"sparse_budget = {args.budget}") as cluster:
+                  prefill=f"selection_tokens = {args.budget}", decode=f"sparse_budget = {args.budget}\n{args.decode}") as cluster:
     def ask(prompt, fidelity, output):
         return cluster.ask(prompt, "--max-tokens", output, "--ignore-eos", "--fidelity", fidelity)
 
