@@ -107,6 +107,20 @@ bool StoreLink::IsUpLocked() const {
          clock_.Now() <= lease_end_;
 }
 
+void StoreLink::AwaitFirstAttempt(absl::Time deadline) {
+  {
+    MutexLock lock(mu_);
+    if (attempted_) return;
+  }
+  (void)Tick(clock_.Now());
+  MutexLock lock(mu_);
+  while (!attempted_ && state_ == State::kConnecting) {
+    const absl::Duration left = deadline - RealClock::Get().Now();
+    if (left <= absl::ZeroDuration()) return;
+    changed_.WaitFor(mu_, left);
+  }
+}
+
 absl::StatusOr<LinkSession> StoreLink::BeginCall(TicketRef ticket, absl::Time deadline) {
   deadline = std::min(deadline, RealClock::Get().Now() + kRenewWaitMax);
   MutexLock lock(mu_);

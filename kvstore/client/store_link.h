@@ -93,6 +93,11 @@ class StoreLink {
   [[nodiscard]] absl::Status UpStatus() const;
   [[nodiscard]] bool IsUp() const;
 
+  // While the first attempt to connect is under way: until it has ended or `deadline` (RealClock). A
+  // worker that has just learned of a store would count its blocks as absent, and place new ones
+  // where nobody looks for them.
+  void AwaitFirstAttempt(absl::Time deadline);
+
   // The session to call with, the ticket entered into the live list (rule 2). Unavailable when the
   // store is down; DeadlineExceeded when a renewal held it up until `deadline` (RealClock).
   absl::StatusOr<LinkSession> BeginCall(TicketRef ticket, absl::Time deadline);
@@ -184,6 +189,7 @@ class StoreLink {
   absl::Time unwanted_since_ ABSL_GUARDED_BY(mu_);
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
   State state_ ABSL_GUARDED_BY(mu_) = State::kDown;
+  bool attempted_ ABSL_GUARDED_BY(mu_) = false;  // an attempt to connect has ended
   int jobs_ ABSL_GUARDED_BY(mu_) = 0;  // on the call pool, of this link
   std::shared_ptr<StoreApi> api_ ABSL_GUARDED_BY(mu_);
   bool has_session_ ABSL_GUARDED_BY(mu_) = false;

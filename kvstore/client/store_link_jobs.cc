@@ -38,6 +38,7 @@ void StoreLink::ConnectJob() {
   CloseDropped();
   const absl::Status status = Connect();
   MutexLock lock(mu_);
+  attempted_ = true;
   if (status.ok()) {
     if (told_down_) KVT_LOG(kInfo, "store ", name_, " is back over ", scheme_);
     told_down_ = false;
@@ -54,6 +55,7 @@ void StoreLink::ConnectJob() {
     told_down_ = true;
   }
   GoDown(clock_.Now() + TakePause());
+  changed_.NotifyAll();
 }
 
 absl::Status StoreLink::Connect() {

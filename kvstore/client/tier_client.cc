@@ -17,6 +17,8 @@ namespace kvt {
 namespace {
 
 constexpr absl::Duration kTickMax = absl::Seconds(1);
+// For the first attempt at a store that has just become known: a session and a channel take milliseconds.
+constexpr absl::Duration kFirstConnectWait = absl::Milliseconds(500);
 
 TierClientConfig WithDefaults(TierClientConfig config) {
   KVT_CHECK(config.model.geometry.Validate().ok(), config.model.geometry.ToString());
@@ -120,6 +122,11 @@ class TierClient::Impl {
       MutexLock lock(mu_);
       placements.current = current_;
       placements.previous = previous_;
+    }
+    const absl::Time connected =
+        RealClock::Get().Now() + std::min(kFirstConnectWait, config_.options.lookup_timeout);
+    for (const uint32_t store : NumberStores(links_, placements.ticket)) {
+      if (store != kNoStore) links_.Get(store)->AwaitFirstAttempt(connected);
     }
     const absl::Time deadline = RealClock::Get().Now() + config_.options.lookup_timeout;
     return LookupInTier(links_, calls_, config_.model.geometry, placements, ticket, blocks,

@@ -42,6 +42,21 @@ TEST_P(TierClientTest, PushedBlocks_ByAnotherWorker_AreFoundAndPulledBitByBit) {
   EXPECT_TRUE(Eventually([&] { return Pins() == 0; }));
 }
 
+TEST_P(TierClientTest, StoresThatHaveJustBecomeKnown_AreWaitedForByTheFirstLookup) {
+  StartStores(2);
+  auto prefill = StartConnected("prefill-0", FastOptions());
+  const ClusterView view = View();
+  const HeldTicket ticket = NewTicket(view);
+  const SequenceBlocks sequence = Sequence(kLongBlocks);
+  TestSlots written(TestGeometry(), kLongBlocks);
+  Write(*prefill, ticket, sequence, written);
+  auto started = StartWorker("decode-0", FastOptions());
+  started->tier().SetView(view);
+  const LookupResult found = started->tier().Lookup(NewTicket(view), sequence.blocks());
+  EXPECT_EQ(found.exact_blocks, kLongBlocks);
+  EXPECT_TRUE(found.unreachable.empty());
+}
+
 TEST_P(TierClientTest, Pull_OfALayerRange_TouchesThatRangeOnly) {
   StartStores(1);
   auto worker = StartConnected("prefill-0", FastOptions());
