@@ -16,7 +16,8 @@ deploy/install_deps.sh
 step "model"
 deploy/fetch_model.sh
 step "configure ($preset)"
-cmake --preset "$preset" >build-configure.log 2>&1 || { cat build-configure.log; exit 1; }
+# The quick start configures the same folder without tests.
+cmake --preset "$preset" -DKVT_BUILD_TESTS=ON >build-configure.log 2>&1 || { cat build-configure.log; exit 1; }
 rm -f build-configure.log
 step "build"
 cmake --build --preset "$preset" -j "$jobs" | tail -n 3
