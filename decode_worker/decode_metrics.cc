@@ -47,7 +47,7 @@ DecodeMetrics::DecodeMetrics(MetricsRegistry& registry)
                                        "Bursts of those pulls, one for each store")),
       step_bytes_(registry.NewCounter("kvtide_decode_step_bytes_total", "Bytes of those pulls")),
       misses_retried_(registry.NewCounter("kvtide_decode_misses_retried_total",
-                                          "Of those: lost on the way and pulled once more")),
+                                          "Misses that were lost on the way and pulled once more")),
       left_out_blocks_(registry.NewCounter("kvtide_decode_left_out_blocks_total",
                                            "Chosen blocks left out, beyond the fetch cap")),
       digests_made_(registry.NewCounter("kvtide_decode_digests_made_total",

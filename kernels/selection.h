@@ -53,6 +53,15 @@ struct ScoreSegment {
   float* scores;            // device, [blocks]
 };
 
+// Exponentials are powers of two.
+inline constexpr float kScoreLog2E = 1.44269504f;
+// Exponentials of a row are summed in bursts of so many blocks, each burst below its own largest logit,
+// by every backend: that order is what makes scores the same bits.
+inline constexpr int kScoreBurstBlocks = 16;
+[[nodiscard]] constexpr int ScoreBursts(int blocks) {
+  return (blocks + kScoreBurstBlocks - 1) / kScoreBurstBlocks;
+}
+
 // scores[b] = mean over the selecting heads and the query heads of their groups of
 // sum over the 16 tokens t of b of softmax over all tokens of `blocks`(scale * q . key(t)), where the
 // keys are those of the digests and q is the query in 8 bits: q . key(t) is

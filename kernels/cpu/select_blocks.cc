@@ -13,7 +13,6 @@
 namespace kvt {
 namespace {
 
-constexpr float kLog2E = 1.44269504f;
 // Queries of one head that are quantised at once.
 constexpr int kGroupMax = 16;
 
@@ -52,15 +51,15 @@ int Queries(const ScoreBlocksArgs& args) {
 
 // A query's piece of the workspace: sums, largest logits (both of whole vectors), step2.
 size_t QueryBytes(int blocks) {
-  const size_t bursts = RoundUp(static_cast<size_t>(Bursts(blocks)), kBurstBlocks);
-  return bursts * (kBurstBlocks * sizeof(float) + sizeof(int32_t)) + 64;
+  const size_t bursts = RoundUp(static_cast<size_t>(ScoreBursts(blocks)), kScoreBurstBlocks);
+  return bursts * (kScoreBurstBlocks * sizeof(float) + sizeof(int32_t)) + 64;
 }
 QueryParts PartsAt(Workspace workspace, int blocks_max, size_t index) {
   uint8_t* at = workspace.data + index * QueryBytes(blocks_max);
-  const size_t bursts = RoundUp(static_cast<size_t>(Bursts(blocks_max)), kBurstBlocks);
+  const size_t bursts = RoundUp(static_cast<size_t>(ScoreBursts(blocks_max)), kScoreBurstBlocks);
   QueryParts parts;
   parts.sums = reinterpret_cast<float*>(at);
-  parts.max = reinterpret_cast<int32_t*>(at + bursts * kBurstBlocks * sizeof(float));
+  parts.max = reinterpret_cast<int32_t*>(at + bursts * kScoreBurstBlocks * sizeof(float));
   parts.step2 = reinterpret_cast<float*>(parts.max + bursts);
   return parts;
 }
@@ -80,7 +79,7 @@ void ScoreHead(const ScoreBlocksArgs& args, const ScoreSegment& segment, size_t 
     for (int i = 0; i < count; ++i) {
       const float* from = args.q + ptrdiff_t{segment.row} * args.q_stride +
                           ptrdiff_t{head.kv_head * group + first + i} * dim;
-      step2[i] = DigestQuantiseQuery(from, head.scale, dim, q + i * dim) * args.scale * kLog2E;
+      step2[i] = DigestQuantiseQuery(from, head.scale, dim, q + i * dim) * args.scale * kScoreLog2E;
       parts[i] = PartsAt(workspace, blocks_max, index + static_cast<size_t>(first + i));
     }
     ScoreTask task;
@@ -125,15 +124,15 @@ void CpuScoreBlocks(const ScoreBlocksArgs& args, Workspace workspace, TeamMember
   KVT_CHECK(workspace.bytes >= CpuScoreWorkspaceBytes(queries, static_cast<int>(args.segments.size()),
                                                       blocks_max), "workspace=", workspace.bytes);
   int64_t total = 0;
-  for (const ScoreSegment& segment : args.segments) total += Bursts(segment.blocks);
+  for (const ScoreSegment& segment : args.segments) total += ScoreBursts(segment.blocks);
   // This member's share of all bursts, cut into its pieces of the segments.
   const int64_t begin = total * member.index() / member.count();
   const int64_t end = total * (member.index() + 1) / member.count();
   int64_t before = 0;
-  for (size_t s = 0; s < args.segments.size(); before += Bursts(args.segments[s++].blocks)) {
+  for (size_t s = 0; s < args.segments.size(); before += ScoreBursts(args.segments[s++].blocks)) {
     const ScoreSegment& segment = args.segments[s];
     const int first = static_cast<int>(std::max<int64_t>(begin - before, 0));
-    const int last = static_cast<int>(std::min<int64_t>(end - before, Bursts(segment.blocks)));
+    const int last = static_cast<int>(std::min<int64_t>(end - before, ScoreBursts(segment.blocks)));
     if (first >= last) continue;
     for (size_t h = 0; h < args.spec.heads.size(); ++h) {
       ScoreHead(args, segment, h, first, last, workspace, blocks_max,

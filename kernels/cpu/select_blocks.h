@@ -16,8 +16,6 @@
 
 namespace kvt {
 
-inline constexpr int kDigestHeadDimMax = 256;
-
 // The spec fits the geometry, and both fit here.
 void CheckDigestSpec(const Geometry& geometry, const DigestSpec& spec);
 

@@ -67,7 +67,7 @@ inline void BlockLogits(const uint8_t* digest, const int8_t* q, int head_dim, in
     for (int i = 0; i < kQueries; ++i) sums[i] = Arch::AddTimes4(sums[i], high[i]);
   }
   for (int i = 0; i < kQueries; ++i) {
-    Arch::StoreInt(logits + i * kBurstBlocks * kBlockTokens, sums[i]);
+    Arch::StoreInt(logits + i * kScoreBurstBlocks * kBlockTokens, sums[i]);
   }
 }
 
@@ -86,8 +86,8 @@ inline void Prefetch(const uint8_t* digest, uint32_t bytes) {
 template <typename Arch, int kBits, int kQueries>
 inline void QueriesLogits(const ScoreTask& task, int first, int burst, int32_t* logits) {
   const int8_t* q = task.q + first * task.head_dim;
-  const int begin = burst * kBurstBlocks;
-  const int end = std::min(begin + kBurstBlocks, task.blocks);
+  const int begin = burst * kScoreBurstBlocks;
+  const int end = std::min(begin + kScoreBurstBlocks, task.blocks);
   for (int b = begin; b < end; ++b, logits += kBlockTokens) {
     if (first == 0 && b + kBlocksAhead < task.blocks) {
       Prefetch(BlockDigest(task, b + kBlocksAhead), DigestHeadBytes(task.head_dim, kBits));
@@ -137,8 +137,8 @@ inline void Weigh(const int32_t* logits, int blocks, float step2, int32_t* max, 
     const typename Arch::I below = Arch::SubInt(Arch::LoadInt(logits + b * kBlockTokens), most);
     return Exp2Negative<Arch>(Arch::Mul(Arch::ToFloat(below), step));
   };
-  typename Arch::Sums4 quads[kBurstBlocks / 4];
-  for (int i = 0; i < kBurstBlocks / 4; ++i) {
+  typename Arch::Sums4 quads[kScoreBurstBlocks / 4];
+  for (int i = 0; i < kScoreBurstBlocks / 4; ++i) {
     quads[i] = Arch::Sum4(weight(4 * i), weight(4 * i + 1), weight(4 * i + 2), weight(4 * i + 3));
   }
   const typename Arch::V all = Arch::Sum16(quads[0], quads[1], quads[2], quads[3]);
@@ -147,16 +147,16 @@ inline void Weigh(const int32_t* logits, int blocks, float step2, int32_t* max, 
 
 template <typename Arch>
 void Score(const ScoreTask& task, int begin, int end) {
-  alignas(64) int32_t logits[kScoreQueriesMax * kBurstBlocks * kBlockTokens] = {};
+  alignas(64) int32_t logits[kScoreQueriesMax * kScoreBurstBlocks * kBlockTokens] = {};
   for (int burst = begin; burst < end; ++burst) {
-    const int blocks = std::min(kBurstBlocks, task.blocks - burst * kBurstBlocks);
+    const int blocks = std::min(kScoreBurstBlocks, task.blocks - burst * kScoreBurstBlocks);
     for (int first = 0; first < task.queries; first += kScoreQueriesMax) {
       const int count = std::min(kScoreQueriesMax, task.queries - first);
       Logits<Arch>(task, first, count, burst, logits);
       for (int i = 0; i < count; ++i) {
         const QueryParts& parts = task.parts[first + i];
-        Weigh<Arch>(logits + i * kBurstBlocks * kBlockTokens, blocks, task.step2[first + i],
-                    parts.max + burst, parts.sums + burst * kBurstBlocks);
+        Weigh<Arch>(logits + i * kScoreBurstBlocks * kBlockTokens, blocks, task.step2[first + i],
+                    parts.max + burst, parts.sums + burst * kScoreBurstBlocks);
         if (burst == 0) *parts.step2 = task.step2[first + i];
       }
     }
@@ -168,37 +168,37 @@ template <typename Arch>
 inline void BurstFactors(const QueryParts& parts, int first, int bursts, int32_t max, float* factors) {
   const typename Arch::I below = Arch::SubInt(Arch::LoadInt(parts.max + first), Arch::SetInt(max));
   const typename Arch::V x = Arch::Mul(Arch::ToFloat(below), Arch::Set(*parts.step2));
-  Arch::Store(factors, Arch::Select(std::min(bursts - first, kBurstBlocks), Exp2Negative<Arch>(x),
+  Arch::Store(factors, Arch::Select(std::min(bursts - first, kScoreBurstBlocks), Exp2Negative<Arch>(x),
                                     Arch::Set(0.0f)));
 }
 
 template <typename Arch>
 void Combine(const QueryParts& parts, int blocks, int queries, bool add, float* scores) {
-  const int bursts = Bursts(blocks);
+  const int bursts = ScoreBursts(blocks);
   const int32_t max = *std::max_element(parts.max, parts.max + bursts);
-  alignas(64) float factors[kBurstBlocks];
+  alignas(64) float factors[kScoreBurstBlocks];
   typename Arch::V mass = Arch::Set(0.0f);
-  for (int first = 0; first < bursts; first += kBurstBlocks) {
+  for (int first = 0; first < bursts; first += kScoreBurstBlocks) {
     BurstFactors<Arch>(parts, first, bursts, max, factors);
-    for (int i = first; i < std::min(first + kBurstBlocks, bursts); ++i) {
-      mass = Arch::Fma(Arch::Set(factors[i - first]), Arch::Load(parts.sums + i * kBurstBlocks), mass);
+    for (int i = first; i < std::min(first + kScoreBurstBlocks, bursts); ++i) {
+      mass = Arch::Fma(Arch::Set(factors[i - first]), Arch::Load(parts.sums + i * kScoreBurstBlocks), mass);
     }
   }
   const float share = 1.0f / (Arch::ReduceAdd(mass) * static_cast<float>(queries));
-  for (int first = 0; first < bursts; first += kBurstBlocks) {
+  for (int first = 0; first < bursts; first += kScoreBurstBlocks) {
     BurstFactors<Arch>(parts, first, bursts, max, factors);
-    for (int i = first; i < std::min(first + kBurstBlocks, bursts); ++i) {
-      float* out = scores + i * kBurstBlocks;
-      const int count = std::min(kBurstBlocks, blocks - i * kBurstBlocks);
-      alignas(64) float tail[kBurstBlocks] = {};
-      if (count < kBurstBlocks) {
+    for (int i = first; i < std::min(first + kScoreBurstBlocks, bursts); ++i) {
+      float* out = scores + i * kScoreBurstBlocks;
+      const int count = std::min(kScoreBurstBlocks, blocks - i * kScoreBurstBlocks);
+      alignas(64) float tail[kScoreBurstBlocks] = {};
+      if (count < kScoreBurstBlocks) {
         std::copy_n(out, add ? count : 0, tail);
         out = tail;
       }
       const typename Arch::V before = add ? Arch::LoadUnaligned(out) : Arch::Set(0.0f);
       Arch::StoreUnaligned(out, Arch::Fma(Arch::Set(factors[i - first] * share),
-                                          Arch::Load(parts.sums + i * kBurstBlocks), before));
-      if (count < kBurstBlocks) std::copy_n(tail, count, scores + i * kBurstBlocks);
+                                          Arch::Load(parts.sums + i * kScoreBurstBlocks), before));
+      if (count < kScoreBurstBlocks) std::copy_n(tail, count, scores + i * kScoreBurstBlocks);
     }
   }
 }

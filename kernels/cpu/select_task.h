@@ -1,25 +1,22 @@
 // The inner loops of ScoreBlocks, implemented for each instruction set.
 //
-// A row's blocks are scored in bursts of kBurstBlocks, so that sums over the tokens of a block are made
-// for 16 blocks in one vector. Logits are integers, exact, the same on every instruction set; so are,
+// A row's blocks are scored in bursts of kScoreBurstBlocks, so that sums over the tokens of a block are
+// made for 16 blocks in one vector. Logits are integers, exact, the same on every instruction set; so are,
 // by equal order of the same operations, the sums of exponentials.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/layout/digest.h"
+#include "kernels/selection.h"
 
 namespace kvt {
 
-inline constexpr int kBurstBlocks = 16;
 // Queries that meet one load of codes.
 inline constexpr int kScoreQueriesMax = 4;
 
-[[nodiscard]] constexpr int Bursts(int blocks) { return (blocks + kBurstBlocks - 1) / kBurstBlocks; }
-
 // What the first phase leaves of one query of a row; arrays are 64-byte aligned.
 struct QueryParts {
-  float* sums;        // [burst][kBurstBlocks]: of 2^(step2 * (logit - max)) over a block's tokens
+  float* sums;        // [burst][kScoreBurstBlocks]: of 2^(step2 * (logit - max)) over a block's tokens
   int32_t* max;       // [burst]: the largest logit
   float* step2;       // log2(e) * scale * step of the query, written with burst 0
 };

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "kernels/layout/digest.h"
+#include "kernels/selection.h"
 
 #ifdef __CUDACC__
 #define KVT_HOST_DEVICE __host__ __device__
@@ -24,10 +25,6 @@
 #endif
 
 namespace kvt {
-
-inline constexpr float kSelectLog2E = 1.44269504f;
-// Blocks whose sums are over one maximum.
-inline constexpr int kSelectBurstBlocks = 16;
 
 // DigestQuantise.
 KVT_HOST_DEVICE inline uint32_t SelectKeyCode(float key, float offset, float inverse_scale,

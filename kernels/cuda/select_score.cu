@@ -11,20 +11,16 @@
 namespace kvt {
 namespace {
 
-constexpr int kScoreThreads = kSelectBurstBlocks * kBlockTokens;
+constexpr int kScoreThreads = kScoreBurstBlocks * kBlockTokens;
 constexpr int kScoreWarps = kScoreThreads / kWarpLanes;
 // Bursts that share one quantisation of their queries.
 constexpr int kBurstsPerThreadBlock = 4;
 constexpr int kShareThreads = 256;
 
-__host__ __device__ constexpr int Bursts(int blocks) {
-  return (blocks + kSelectBurstBlocks - 1) / kSelectBurstBlocks;
-}
-
 // What the first launch leaves of the queries of all rows; part p is query p % queries of row
 // p / queries.
 struct ScoreParts {
-  float* sums;  // [part][burst][kSelectBurstBlocks]: of a block's weights below the burst's largest
+  float* sums;  // [part][burst][kScoreBurstBlocks]: of a block's weights below the burst's largest
   int32_t* max;    // [part][burst]: the largest logit
   float* factors;  // [part][burst]: what sums are times, to be below the row's largest
   float* step2;    // [part]: log2(e) * scale * step of the query
@@ -57,12 +53,12 @@ __device__ float QuantiseQuery(const ScoreParams& params, const float* q, const 
   for (int d = lane; d < params.spec.head_dim; d += kWarpLanes) {
     out[d] = SelectQueryCode(q[d] * scale[d], query);
   }
-  return query.step * params.scale * kSelectLog2E;
+  return query.step * params.scale * kScoreLog2E;
 }
 
 template <int kQueries>
 struct ScoreShared {
-  alignas(16) int32_t q[kQueries * kSelectHeadDimMax / 4];
+  alignas(16) int32_t q[kQueries * kDigestHeadDimMax / 4];
   float step2[kQueries];
   int32_t max[kQueries][kScoreWarps];
 };
@@ -71,7 +67,7 @@ struct ScoreShared {
 template <int kBits, int kQueries>
 __device__ void ScoreBurst(const ScoreParams& params, const ScoreSegment& segment, int h, int burst,
                            int count, size_t part, ScoreShared<kQueries>& shared) {
-  const int block = burst * kSelectBurstBlocks + static_cast<int>(threadIdx.x) / kBlockTokens;
+  const int block = burst * kScoreBurstBlocks + static_cast<int>(threadIdx.x) / kBlockTokens;
   const int token = threadIdx.x % kBlockTokens;
   const bool is_there = block < segment.blocks;
   int32_t logits[kQueries];
@@ -102,7 +98,7 @@ __device__ void ScoreBurst(const ScoreParams& params, const ScoreSegment& segmen
     const size_t at = (part + static_cast<size_t>(i)) * static_cast<size_t>(params.bursts_max) +
                       static_cast<size_t>(burst);
     if (token == 0) {
-      params.parts.sums[at * kSelectBurstBlocks + threadIdx.x / kBlockTokens] = weight;
+      params.parts.sums[at * kScoreBurstBlocks + threadIdx.x / kBlockTokens] = weight;
     }
     if (threadIdx.x == 0) params.parts.max[at] = most;
   }
@@ -116,7 +112,7 @@ __global__ void __launch_bounds__(kScoreThreads)
   const ScoreSegment& segment = params.segments[blockIdx.y];
   const int h = static_cast<int>(blockIdx.z);
   const int begin = static_cast<int>(blockIdx.x) * kBurstsPerThreadBlock;
-  const int end = min(begin + kBurstsPerThreadBlock, Bursts(segment.blocks));
+  const int end = min(begin + kBurstsPerThreadBlock, ScoreBursts(segment.blocks));
   if (begin >= end) return;
   __shared__ ScoreShared<kQueries> shared;
   const DigestHead& head = params.spec.heads[h];
@@ -146,7 +142,7 @@ __global__ void __launch_bounds__(kScoreThreads)
 // One warp: one query (x) of one row (y).
 __global__ void __launch_bounds__(kWarpLanes)
     MassKernel(const __grid_constant__ ScoreParams params) {
-  const int bursts = Bursts(params.segments[blockIdx.y].blocks);
+  const int bursts = ScoreBursts(params.segments[blockIdx.y].blocks);
   if (bursts == 0) return;
   const size_t part = size_t{blockIdx.y} * gridDim.x + blockIdx.x;
   const size_t at = part * static_cast<size_t>(params.bursts_max);
@@ -160,10 +156,10 @@ __global__ void __launch_bounds__(kWarpLanes)
   }
   __syncwarp();
   // A lane is a place in the bursts, both halves of the warp alike: the CPU's order again.
-  const float* sums = params.parts.sums + at * kSelectBurstBlocks + lane % kSelectBurstBlocks;
+  const float* sums = params.parts.sums + at * kScoreBurstBlocks + lane % kScoreBurstBlocks;
   float mass = 0;
   for (int i = 0; i < bursts; ++i) {
-    mass = fmaf(params.parts.factors[at + i], sums[i * kSelectBurstBlocks], mass);
+    mass = fmaf(params.parts.factors[at + i], sums[i * kScoreBurstBlocks], mass);
   }
   for (const int other : {8, 4, 2, 1}) mass += __shfl_xor_sync(kAllLanes, mass, other);
   if (lane == 0) params.parts.shares[part] = 1.0f / (mass * static_cast<float>(params.queries));
@@ -180,9 +176,9 @@ __global__ void __launch_bounds__(kShareThreads)
     const size_t part =
         size_t{blockIdx.y} * static_cast<size_t>(params.queries) + static_cast<size_t>(query);
     const size_t at = part * static_cast<size_t>(params.bursts_max);
-    const float factor = params.parts.factors[at + block / kSelectBurstBlocks];
+    const float factor = params.parts.factors[at + block / kScoreBurstBlocks];
     score = fmaf(factor * params.parts.shares[part],
-                 params.parts.sums[at * kSelectBurstBlocks + block], score);
+                 params.parts.sums[at * kScoreBurstBlocks + block], score);
   }
   segment.scores[block] = score;
 }
@@ -200,12 +196,12 @@ ScoreKernelPointer ScoreKernelOf(int bits, int group) {
                      : ScoreKernelOfGroup<4>(group);
 }
 
-size_t PartBytes(size_t bursts) { return (bursts * (kSelectBurstBlocks + 2) + 2) * sizeof(float); }
+size_t PartBytes(size_t bursts) { return (bursts * (kScoreBurstBlocks + 2) + 2) * sizeof(float); }
 
 ScoreParts PartsAt(void* workspace, size_t parts, size_t bursts) {
   ScoreParts at;
   at.sums = static_cast<float*>(workspace);
-  at.max = reinterpret_cast<int32_t*>(at.sums + parts * bursts * kSelectBurstBlocks);
+  at.max = reinterpret_cast<int32_t*>(at.sums + parts * bursts * kScoreBurstBlocks);
   at.factors = reinterpret_cast<float*>(at.max + parts * bursts);
   at.step2 = at.factors + parts * bursts;
   at.shares = at.step2 + parts;
@@ -237,7 +233,7 @@ absl::Status ValidateScore(const ScoreBlocksArgs& args) {
 }  // namespace
 
 size_t CudaScoreWorkspaceBytes(int queries, int rows, int blocks) {
-  return PartBytes(static_cast<size_t>(Bursts(blocks))) * static_cast<size_t>(queries) *
+  return PartBytes(static_cast<size_t>(ScoreBursts(blocks))) * static_cast<size_t>(queries) *
          static_cast<size_t>(rows);
 }
 
@@ -256,7 +252,7 @@ absl::Status CudaScoreBlocks(const ScoreBlocksArgs& args, void* workspace, size_
   params.q_stride = args.q_stride;
   params.group = args.query_heads / args.geometry.kv_heads;
   params.queries = params.spec.head_count * params.group;
-  params.bursts_max = Bursts(blocks_max);
+  params.bursts_max = ScoreBursts(blocks_max);
   params.scale = args.scale;
   const size_t needed =
       CudaScoreWorkspaceBytes(params.queries, static_cast<int>(args.segments.size()), blocks_max);

@@ -14,7 +14,6 @@ namespace kvt {
 // Rows of one launch: they travel as its parameters, which may have 4 KiB.
 inline constexpr size_t kSelectSegmentsPerLaunch = 64;
 inline constexpr size_t kLaunchParamsBytesMax = 4096;
-inline constexpr int kSelectHeadDimMax = 256;
 inline constexpr int kWarpLanes = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
@@ -43,7 +42,7 @@ inline absl::Status ValidateSelectSpec(const char* op, const Geometry& geometry,
     return absl::InvalidArgumentError(absl::StrCat(op, ": ", what...));
   };
   if (geometry.head_dim <= 0 || geometry.head_dim % kDigestChannelsMultiple != 0 ||
-      geometry.head_dim > kSelectHeadDimMax || geometry.kv_heads <= 0) {
+      geometry.head_dim > kDigestHeadDimMax || geometry.kv_heads <= 0) {
     return bad("geometry ", geometry.ToString());
   }
   if (spec.bits < kDigestBitsMin || spec.bits > kDigestBitsMax) return bad("bits = ", spec.bits);

@@ -35,6 +35,7 @@ inline constexpr int kDigestLayoutVersion = 2;
 inline constexpr uint32_t kDigestRowBytes = 4 * kBlockTokens;
 // Channels of a digest come in whole rows of any kind.
 inline constexpr int kDigestChannelsMultiple = 32;
+inline constexpr int kDigestHeadDimMax = 256;
 
 inline constexpr int kDigestBitsMin = 2;
 inline constexpr int kDigestBitsMax = 4;

@@ -57,4 +57,12 @@ void Softmax(absl::Span<float> values) {
   for (float& x : values) x *= inverse;
 }
 
+void LogSoftmax(absl::Span<float> values) {
+  const float max = *std::max_element(values.begin(), values.end());
+  double sum = 0;
+  for (const float x : values) sum += std::exp(x - max);
+  const float log = max + static_cast<float>(std::log(sum));
+  for (float& x : values) x -= log;
+}
+
 }  // namespace kvt

@@ -31,5 +31,7 @@ class BlockKeys {
 
 // In place; the result sums to 1. Not empty.
 void Softmax(absl::Span<float> values);
+// Its logarithm.
+void LogSoftmax(absl::Span<float> values);
 
 }  // namespace kvt

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/model/block_keys.h"
 #include "kernels/model/digest_selector.h"
 #include "kernels/model/model_config.h"
 #include "kernels/select/attention_stats.h"
@@ -16,14 +17,6 @@ namespace {
 // A budget that selects so many blocks at every position.
 int BudgetFor(int blocks) {
   return kSinkTokens + kRecentTokens + kBlockTokens * (blocks + 1) - 1;
-}
-
-void LogSoftmax(absl::Span<float> row) {
-  const float max = *std::max_element(row.begin(), row.end());
-  double sum = 0;
-  for (const float x : row) sum += std::exp(x - max);
-  const float log = max + static_cast<float>(std::log(sum));
-  for (float& x : row) x -= log;
 }
 
 // Mean KL of the rows of `logits` from `full`, whose rows are log probabilities.

@@ -1,8 +1,8 @@
 // How the tokens of a sparse step are divided among the layers (DESIGN 5). Equal parts spend on layers
 // that hardly need them what a few others lack: measured with one layer sparse at a time, the KL of the
-// next token at 256 selected tokens differs a hundredfold between layers. The calibration holds that
+// next token at 256 selected tokens differs thirtyfold between layers. The calibration holds that
 // loss for a few sizes of the selection (CalibrationLayer::losses); the budgets minimise its sum, as
-// if losses of layers added up (they do: docs/QUALITY.md). Pure; thread-safe.
+// if losses of layers added up (they nearly do: docs/decisions/0008). Pure; thread-safe.
 #pragma once
 
 #include <vector>

@@ -26,6 +26,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/cpu/cpu_device.h"
+#include "kernels/model/block_keys.h"
 #include "kernels/model/model_config.h"
 #include "kernels/model/needles.h"
 #include "kernels/model/text_run.h"
@@ -72,14 +73,6 @@ Calibration ReadCalibration(const std::string& path) {
   return std::move(calibration).value();
 }
 
-// log softmax of a row, in place.
-void LogSoftmax(absl::Span<float> row) {
-  const float max = *std::max_element(row.begin(), row.end());
-  double sum = 0;
-  for (const float x : row) sum += std::exp(x - max);
-  const float log = max + static_cast<float>(std::log(sum));
-  for (float& x : row) x -= log;
-}
 size_t ArgMax(absl::Span<const float> row) {
   return static_cast<size_t>(std::max_element(row.begin(), row.end()) - row.begin());
 }

@@ -125,9 +125,9 @@ class Bench {
     task.digests = digests_.as<uint8_t>();
     task.stride = Spec().Bytes(kDim);
     task.blocks = kBlocks;
-    alignas(64) int32_t logits[kScoreQueriesMax * kBurstBlocks * kBlockTokens];
+    alignas(64) int32_t logits[kScoreQueriesMax * kScoreBurstBlocks * kBlockTokens];
     return Least([&](int) {
-      for (int burst = 0; burst < Bursts(kBlocks); ++burst) isa.logits(task, 0, kQueries, burst, logits);
+      for (int burst = 0; burst < ScoreBursts(kBlocks); ++burst) isa.logits(task, 0, kQueries, burst, logits);
     });
   }
   void Add(const std::string& name, double us) {

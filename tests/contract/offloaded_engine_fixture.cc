@@ -115,6 +115,18 @@ double OffloadedEngineTest::Metric(const std::string& name) const {
   return at == std::string::npos ? -1 : std::atof(text.c_str() + at + name.size() + 2);
 }
 
+OffloadedEngineTest::Answer OffloadedEngineTest::AnswerDisturbed(
+    int32_t* next, const std::function<void(LoopbackFaults&)>& disturb) {
+  output_ = 260;
+  Start({.tokens = kBudget, .hot_factor = 1, .fetch_share = 1});
+  const HeldTicket ticket = NewTicket(1);
+  *next = Prefill(ticket, prompt_, true);
+  const absl::Status status = HandOver(ticket, Request(ticket, prompt_, *next));
+  EXPECT_TRUE(status.ok()) << status;
+  prefill_tier_->tier().Release(ticket.ref());
+  return ReadAndDisturb(ticket.ticket.id, disturb);
+}
+
 OffloadedEngineTest::Answer OffloadedEngineTest::ReadAndDisturb(
     TicketId id, const std::function<void(LoopbackFaults&)>& disturb) {
   size_t seen = 0;

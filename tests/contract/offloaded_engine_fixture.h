@@ -159,6 +159,9 @@ class OffloadedEngineTest : public testing::Test {
   // Reads the answer and has something happen on the way from three tokens on and again, until the
   // engine has lost and retried a miss by it.
   Answer ReadAndDisturb(TicketId id, const std::function<void(LoopbackFaults&)>& disturb);
+  // Starts the engine with a hot set of one selection and hands a request of 260 tokens over; its answer
+  // is disturbed so. `next`: its first token.
+  Answer AnswerDisturbed(int32_t* next, const std::function<void(LoopbackFaults&)>& disturb);
   uint64_t Held() {
     uint64_t held = 0;
     for (auto& store : stores_) {

@@ -326,14 +326,8 @@ TEST_F(OffloadedEngineTest, NoStoreTakesBlocksAndTheDeviceIsFull_RequestFailsAnd
 }
 
 TEST_F(OffloadedEngineTest, MissArrivesCorrupt_IsPulledOnceMoreAndNothingIsComputedAgain) {
-  output_ = 260;
-  Start({.tokens = kBudget, .hot_factor = 1, .fetch_share = 1});
-  const HeldTicket ticket = NewTicket(1);
-  const int32_t next = Prefill(ticket, prompt_, true);
-  ASSERT_TRUE(HandOver(ticket, Request(ticket, prompt_, next)).ok());
-  prefill_tier_->tier().Release(ticket.ref());
-  const Answer answer =
-      ReadAndDisturb(ticket.ticket.id, [](LoopbackFaults& faults) { faults.CorruptNext(1); });
+  int32_t next = 0;
+  const Answer answer = AnswerDisturbed(&next, [](LoopbackFaults& faults) { faults.CorruptNext(1); });
   ASSERT_TRUE(answer.status.ok()) << answer.status;
   EXPECT_EQ(answer.tokens, ExpectedSparse(next, Sparse()));
   EXPECT_GT(Metric("kvtide_decode_misses_retried_total"), 0);
@@ -343,15 +337,9 @@ TEST_F(OffloadedEngineTest, MissArrivesCorrupt_IsPulledOnceMoreAndNothingIsCompu
 }
 
 TEST_F(OffloadedEngineTest, LinksBreakUnderAMiss_RequestWaitsForThemAndGoesOn) {
-  output_ = 260;
   transfer_timeout_ = absl::Seconds(1);  // a burst that is swallowed closes its channel then
-  Start({.tokens = kBudget, .hot_factor = 1, .fetch_share = 1});
-  const HeldTicket ticket = NewTicket(1);
-  const int32_t next = Prefill(ticket, prompt_, true);
-  ASSERT_TRUE(HandOver(ticket, Request(ticket, prompt_, next)).ok());
-  prefill_tier_->tier().Release(ticket.ref());
-  const Answer answer =
-      ReadAndDisturb(ticket.ticket.id, [](LoopbackFaults& faults) { faults.DropNext(1); });
+  int32_t next = 0;
+  const Answer answer = AnswerDisturbed(&next, [](LoopbackFaults& faults) { faults.DropNext(1); });
   ASSERT_TRUE(answer.status.ok()) << answer.status;
   EXPECT_EQ(answer.tokens, ExpectedSparse(next, Sparse()));
   EXPECT_GT(Metric("kvtide_decode_misses_retried_total"), 0);

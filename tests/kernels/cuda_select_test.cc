@@ -242,14 +242,14 @@ void HostAddScores(const SelectCase& c, const ScoreBlocksArgs& args, const Score
   std::vector<int32_t> words(static_cast<size_t>(dim / 4));
   auto* codes = reinterpret_cast<int8_t*>(words.data());
   for (int d = 0; d < dim; ++d) codes[d] = SelectQueryCode(q[d] * head.scale[d], query);
-  const float step2 = query.step * args.scale * kSelectLog2E;
+  const float step2 = query.step * args.scale * kScoreLog2E;
 
-  const int bursts = (segment.blocks + kSelectBurstBlocks - 1) / kSelectBurstBlocks;
+  const int bursts = (segment.blocks + kScoreBurstBlocks - 1) / kScoreBurstBlocks;
   std::vector<std::vector<float>> sums;
   std::vector<int32_t> max;
   for (int burst = 0; burst < bursts; ++burst) {
-    const int first = burst * kSelectBurstBlocks;
-    const int last = std::min(first + kSelectBurstBlocks, segment.blocks);
+    const int first = burst * kScoreBurstBlocks;
+    const int last = std::min(first + kScoreBurstBlocks, segment.blocks);
     std::vector<int32_t> logits;
     for (int b = first; b < last; ++b) {
       const uint32_t entry = segment.entries == nullptr
@@ -264,7 +264,7 @@ void HostAddScores(const SelectCase& c, const ScoreBlocksArgs& args, const Score
       }
     }
     max.push_back(*std::max_element(logits.begin(), logits.end()));
-    sums.emplace_back(kSelectBurstBlocks, 0.0f);
+    sums.emplace_back(kScoreBurstBlocks, 0.0f);
     for (int b = first; b < last; ++b) {
       std::vector<float> weights;
       for (int t = 0; t < kBlockTokens; ++t) {
@@ -275,16 +275,16 @@ void HostAddScores(const SelectCase& c, const ScoreBlocksArgs& args, const Score
     }
   }
   const int32_t most = *std::max_element(max.begin(), max.end());
-  std::vector<float> mass(kSelectBurstBlocks, 0.0f);
+  std::vector<float> mass(kScoreBurstBlocks, 0.0f);
   for (size_t i = 0; i < sums.size(); ++i) {
     const float factor = SelectWeight(max[i], most, step2);
     for (size_t b = 0; b < mass.size(); ++b) mass[b] = fmaf(factor, sums[i][b], mass[b]);
   }
   const float share = 1.0f / (Butterfly(mass, {8, 4, 2, 1}) * static_cast<float>(c.Queries()));
   for (size_t b = 0; b < static_cast<size_t>(segment.blocks); ++b) {
-    const float factor = SelectWeight(max[b / kSelectBurstBlocks], most, step2);
+    const float factor = SelectWeight(max[b / kScoreBurstBlocks], most, step2);
     scores[b] =
-        fmaf(factor * share, sums[b / kSelectBurstBlocks][b % kSelectBurstBlocks], scores[b]);
+        fmaf(factor * share, sums[b / kScoreBurstBlocks][b % kScoreBurstBlocks], scores[b]);
   }
 }
 

@@ -425,10 +425,10 @@ TEST_F(ScoreTest, Logits_AreTheExactIntegersOnEveryInstructionSet) {
       for (int isa = 0; isa < CpuScoreIsaCount(); ++isa) {
         for (const auto& [first, count] : {std::pair{0, 4}, {4, 3}, {1, 2}, {6, 1}}) {
           for (const int burst : {0, 1}) {
-            alignas(64) int32_t logits[kScoreQueriesMax * kBurstBlocks * kBlockTokens];
+            alignas(64) int32_t logits[kScoreQueriesMax * kScoreBurstBlocks * kBlockTokens];
             CpuScoreIsaAt(isa).logits(task, first, count, burst, logits);
             for (int i = 0; i < count; ++i) {
-              for (int b = burst * kBurstBlocks; b < std::min(kBlocks, (burst + 1) * kBurstBlocks);
+              for (int b = burst * kScoreBurstBlocks; b < std::min(kBlocks, (burst + 1) * kScoreBurstBlocks);
                    ++b) {
                 for (int t = 0; t < kBlockTokens; ++t) {
                   int want = 0;
@@ -437,7 +437,7 @@ TEST_F(ScoreTest, Logits_AreTheExactIntegersOnEveryInstructionSet) {
                             DigestCode(digests.data() + static_cast<uint32_t>(b) * bytes, dim, bits, t,
                                        d);
                   }
-                  const int at = (i * kBurstBlocks + b % kBurstBlocks) * kBlockTokens + t;
+                  const int at = (i * kScoreBurstBlocks + b % kScoreBurstBlocks) * kBlockTokens + t;
                   ASSERT_EQ(logits[at], want)
                       << CpuScoreIsaAt(isa).name << " bits " << bits << " dim " << dim << " query "
                       << first + i << " block " << b << " token " << t;
